@@ -1,0 +1,38 @@
+# make demo and make test set everything up by themselves: Python 3.11+ and make are all they need.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test test-slow lint proto clean
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvpack needs Python 3.11 or later; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $(STAMP)
+
+# The main job: a session prefilled on one node continues on another, bit for bit.
+demo: $(STAMP)
+	$(BIN)/kvnode demo $(DEMO_FLAGS)
+
+# Lint, types, import contracts, generated stubs, then every test that CI runs.
+test: $(STAMP) lint
+	$(BIN)/python -m pytest -n 2 $(PYTEST_FLAGS) tests
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m slow $(PYTEST_FLAGS) tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tests/check_stubs.py
+
+# Regenerates the committed protobuf stubs from proto/.
+proto: $(STAMP)
+	$(BIN)/python tests/check_stubs.py --write
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-out
