@@ -52,6 +52,30 @@ SCHEDULE_RUNS_MAX: Final = 65_536
 #: Epochs are counted from 1 and rotate rarely.
 EPOCH_MAX: Final = (1 << 31) - 1
 
+#: The identity of the largest layout (512 layers, long RoPE texts) and all its constants take
+#: 230 KiB; a header is read whole before anything in it can be authenticated.
+IDENTITY_BYTES_MAX: Final = 256 << 10
+
+#: References of one bundle: 128 GiB of chunks of the target size. A reader holds one object for
+#: each, so this and not the payload decides what it may need: 65,536 take about 50 MiB.
+REFERENCES_MAX: Final = 65_536
+
+#: A manifest is read whole before it can be authenticated. All references with short layer lists
+#: and a full schedule take 8 MiB.
+MANIFEST_BYTES_MAX: Final = 16 << 20
+
+#: Pieces of one component's payload (draft, session, sampler): 255 x 4 MiB.
+PART_MAX: Final = 254
+
+#: A delta names its parent, that one another: each level is one more pack that must be at hand.
+PARENT_DEPTH_MAX: Final = 7
+
+#: A bundle is at most this long: all references, each with the largest chunk, are below 2^39 bytes.
+BUNDLE_BYTES_MAX: Final = 1 << 40
+
+#: A key file is five short lines.
+KEY_FILE_BYTES_MAX: Final = 1024
+
 
 def check_range(field: str, value: int, low: int, high: int, unit: str = "") -> int:
     """Return ``value`` if ``low <= value <= high``.

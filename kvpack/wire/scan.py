@@ -1,0 +1,204 @@
+"""The strict wire scan: what a message's bytes must look like before anything parses them.
+
+Protobuf parsers are lenient: they take fields in any order, doubled, over-long varints, unknown
+fields, and give one value for many byte strings. Here one value has one encoding:
+
+1. Field numbers ascend; only a repeated field may occur again, and then directly after itself.
+2. A field that the rules do not know is refused, and so is a wire type other than the declared one.
+3. Varints are minimal. Scalars, strings and packed lists with their default value are absent.
+4. Values, lengths and counts are inside their caps.
+5. Required fields are present.
+6. All of this holds inside every embedded message. Rules nest three deep and never recurse.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvpack.codes import Codes
+from kvpack.errors import FormatError, LimitError
+
+_VARINT_BYTES_MAX: Final = 10
+_TAG_MAX: Final = (1 << 32) - 1
+_UINT64_MAX: Final = (1 << 64) - 1
+
+
+class Kind(enum.Enum):
+    """What a field holds; the value is the wire type that it must have."""
+
+    UINT = (0, "varint")
+    FIXED64 = (1, "fixed64")
+    BYTES = (2, "bytes")
+    STRING = (2, "string")
+    PACKED = (2, "packed varints")
+    MESSAGE = (2, "message")
+
+    @property
+    def wire_type(self) -> int:
+        """The low three bits of the field's tag."""
+        return self.value[0]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRule:
+    """What one field may hold.
+
+    Attributes:
+        name: For error paths.
+        kind: Type on the wire.
+        high: UINT and PACKED: the largest value. Otherwise the largest length in bytes.
+        low: The smallest length in bytes; 1 except for digests, which have one length, and for
+            messages, which may be present and empty.
+        required: Absence is an error.
+        count_max: Occurrences of a repeated field or elements of a packed one; 0 for singular.
+        message: The rules of an embedded message.
+        choices: The words that a UINT stands for.
+    """
+
+    name: str
+    kind: Kind
+    high: int = _UINT64_MAX
+    low: int = 1
+    required: bool = False
+    count_max: int = 0
+    message: MessageRule | None = None
+    choices: Codes[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRule:
+    """What one message may hold: its fields by number, and the largest encoding in bytes.
+
+    ``required`` are the numbers of the fields that must be present.
+    """
+
+    fields: Mapping[int, FieldRule]
+    required: frozenset[int]
+    bytes_max: int
+
+
+def scan(rule: MessageRule, data: bytes, path: str) -> None:
+    """Check that ``data`` is the one canonical encoding of some message under ``rule``.
+
+    Args:
+        rule: What the message may hold.
+        data: The whole encoding.
+        path: Name of the message, the beginning of every field path in an error.
+
+    Raises:
+        FormatError: The encoding is not canonical, or a field is unknown or missing.
+        LimitError: A value, length or count is outside its cap.
+    """
+    if len(data) > rule.bytes_max:
+        raise LimitError(path, f"at most {rule.bytes_max} bytes", f"{len(data)} bytes")
+    _scan_message(rule, data, 0, len(data), path)
+
+
+def _scan_message(rule: MessageRule, data: bytes, offset: int, end: int, path: str) -> None:
+    last = occurrences = 0
+    seen: set[int] = set()
+    while offset < end:
+        tag, offset = _varint(data, offset, end, path)
+        number, wire_type = tag >> 3, tag & 7
+        field = rule.fields.get(number)
+        if field is None or tag > _TAG_MAX:
+            raise FormatError(path, f"fields {min(rule.fields)} to {max(rule.fields)}", number)
+        if wire_type != field.kind.wire_type:
+            expected = f"wire type {field.kind.wire_type}"
+            raise FormatError(f"{path}.{field.name}", expected, f"wire type {wire_type}")
+        if number < last or (number == last and (not field.count_max or field.kind is Kind.PACKED)):
+            raise FormatError(f"{path}.{field.name}", "once, in ascending order", "out of order")
+        occurrences = occurrences + 1 if number == last else 1
+        last = number
+        seen.add(number)
+        offset = _scan_field(field, data, offset, end, path, occurrences)
+    for number in rule.required - seen:
+        raise FormatError(f"{path}.{rule.fields[number].name}", "present", "absent")
+
+
+def _scan_field(
+    rule: FieldRule, data: bytes, offset: int, end: int, path: str, occurrences: int
+) -> int:
+    """Check one field whose tag was read; returns the offset after it."""
+    name = f"{path}.{rule.name}"
+    if rule.count_max and rule.kind is not Kind.PACKED:
+        if occurrences > rule.count_max:
+            raise LimitError(name, f"at most {rule.count_max} entries", occurrences)
+        name = f"{name}[{occurrences - 1}]"
+    if rule.kind is Kind.UINT:
+        value, offset = _varint(data, offset, end, name)
+        _check_value(rule, value, name)
+        return offset
+    if rule.kind is Kind.FIXED64:
+        return _scan_fixed64(data, offset, end, name)
+    length, offset = _varint(data, offset, end, name)
+    high = rule.high if rule.kind is not Kind.PACKED else _VARINT_BYTES_MAX * rule.count_max
+    if not rule.low <= length <= high:
+        raise LimitError(name, f"{rule.low} to {high} bytes", f"{length} bytes")
+    stop = offset + length
+    if stop > end:
+        raise FormatError(name, f"{length} bytes", f"{end - offset} bytes left")
+    _scan_content(rule, data, offset, stop, name)
+    return stop
+
+
+def _check_value(rule: FieldRule, value: int, name: str) -> None:
+    if value == 0:
+        raise FormatError(name, "absent where the value is 0", "a zero on the wire")
+    if rule.choices is not None:
+        rule.choices.member(value, name)
+    elif value > rule.high:
+        raise LimitError(name, f"1 to {rule.high}", value)
+
+
+def _scan_content(rule: FieldRule, data: bytes, offset: int, stop: int, name: str) -> None:
+    if rule.message is not None:
+        _scan_message(rule.message, data, offset, stop, name)
+    elif rule.kind is Kind.PACKED:
+        _scan_packed(rule, data, offset, stop, name)
+    elif rule.kind is Kind.STRING:
+        try:
+            data[offset:stop].decode()
+        except UnicodeDecodeError:
+            raise FormatError(name, "UTF-8", "other bytes") from None
+
+
+def _scan_packed(rule: FieldRule, data: bytes, offset: int, stop: int, name: str) -> None:
+    count = 0
+    while offset < stop:
+        value, offset = _varint(data, offset, stop, name)
+        if value > rule.high:
+            raise LimitError(f"{name}[{count}]", f"0 to {rule.high}", value)
+        count += 1
+        if count > rule.count_max:
+            raise LimitError(name, f"at most {rule.count_max} entries", count)
+
+
+def _scan_fixed64(data: bytes, offset: int, end: int, name: str) -> int:
+    stop = offset + 8
+    if stop > end:
+        raise FormatError(name, "8 bytes", f"{end - offset} bytes left")
+    if not any(data[offset:stop]):
+        raise FormatError(name, "absent where the value is 0", "a zero on the wire")
+    return stop
+
+
+def _varint(data: bytes, offset: int, end: int, name: str) -> tuple[int, int]:
+    """Read one minimal varint; returns its value and the offset after it."""
+    value = 0
+    for shift in range(0, 7 * _VARINT_BYTES_MAX, 7):
+        if offset >= end:
+            raise FormatError(name, "a whole varint", "the end of the message")
+        byte = data[offset]
+        offset += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if byte == 0 and shift:
+                raise FormatError(name, "a minimal varint", "a padded one")
+            if value > _UINT64_MAX:
+                break
+            return value, offset
+    raise FormatError(name, "a varint below 2^64", "a larger one")
