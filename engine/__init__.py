@@ -1,0 +1,74 @@
+"""MLX engine: planes with explicit origins, staging prefill, snapshot and install.
+
+Importing this package is cheap and needs no MLX; the names below load it on first use. Every call
+into a model belongs on one thread, because MLX binds its streams to the thread that made them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from engine import backend
+
+if TYPE_CHECKING:
+    from engine.errors import (
+        BackendError,
+        CacheDiscontinuity,
+        ContextLimitError,
+        ModelFolderError,
+        RowsNotLiveError,
+        TornGenerationError,
+        UnsupportedCacheError,
+    )
+    from engine.generation import Generation
+    from engine.install import Installer, MissingRows
+    from engine.logits import Logits
+    from engine.mlxlm import load_model
+    from engine.model import Model
+    from engine.origins import PlaneLayout
+    from engine.prefill import prefill_calls
+    from engine.tiny import ARCHITECTURES, tiny_model_files
+
+__all__ = [
+    "load_model",
+    "Model",
+    "Generation",
+    "Installer",
+    "MissingRows",
+    "Logits",
+    "PlaneLayout",
+    "prefill_calls",
+    "tiny_model_files",
+    "ARCHITECTURES",
+    "BackendError",
+    "CacheDiscontinuity",
+    "ContextLimitError",
+    "ModelFolderError",
+    "RowsNotLiveError",
+    "TornGenerationError",
+    "UnsupportedCacheError",
+]
+
+_HOMES = {
+    "load_model": "mlxlm",
+    "Model": "model",
+    "Generation": "generation",
+    "Installer": "install",
+    "MissingRows": "install",
+    "Logits": "logits",
+    "PlaneLayout": "origins",
+    "prefill_calls": "prefill",
+    "tiny_model_files": "tiny",
+    "ARCHITECTURES": "tiny",
+}
+
+# Switches must be in place before anything imports MLX, and this file runs before every submodule.
+backend.set_switches()
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  the type depends on the name
+    if name not in __all__:
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    home = importlib.import_module(f"engine.{_HOMES.get(name, 'errors')}")
+    return getattr(home, name)

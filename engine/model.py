@@ -1,0 +1,139 @@
+"""A loaded model: what node code holds on to.
+
+The engine thread owns it. MLX binds streams to threads, so a call from a second thread would
+compute on another stream without any order between the two; it is refused instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from engine.cache import PlaneCache
+from engine.generation import Generation, empty_planes
+from engine.install import Installer
+from engine.origins import PlaneLayout
+from kvpack.identity import Identity, NumericsFingerprint
+from kvpack.layout import CacheLayout
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]:
+        """Ids of ``text``."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of ``token_ids``."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadedParts:
+    """What the loader found in a model folder.
+
+    Attributes:
+        name: The folder's name; a label, never identity.
+        call: The network: token ids ``[1, count]`` and caches to logits ``[1, count, vocab]``.
+        tokenizer: Text to ids and back.
+        layout: Shape of the cache, layer by layer.
+        plane_layout: Axis order of the planes.
+        vocab_size: Number of logits.
+        identity: Identity for a placeholder tenant.
+        numerics: What decides the bits of a continuation.
+    """
+
+    name: str
+    call: Callable[[mx.array, Sequence[PlaneCache]], mx.array]
+    tokenizer: Tokenizer
+    layout: CacheLayout
+    plane_layout: PlaneLayout
+    vocab_size: int
+    identity: Identity
+    numerics: NumericsFingerprint
+
+
+class Model:
+    """Weights, tokenizer and cache layout of one model folder."""
+
+    __slots__ = ("_parts", "_thread")
+
+    def __init__(self, parts: LoadedParts) -> None:
+        """Bind the model to the calling thread."""
+        self._parts = parts
+        self._thread = threading.get_ident()
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, {len(self.layout.layers)} layers)"
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self._parts.name
+
+    @property
+    def layout(self) -> CacheLayout:
+        """Shape of the cache, layer by layer."""
+        return self._parts.layout
+
+    @property
+    def plane_layout(self) -> PlaneLayout:
+        """Axis order of the planes."""
+        return self._parts.plane_layout
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits; token ids are below it."""
+        return self._parts.vocab_size
+
+    @property
+    def window_tokens(self) -> int:
+        """The smallest window of any layer; the whole context where no layer has one."""
+        windows = [layer.window_tokens for layer in self.layout.layers]
+        return min((w for w in windows if w is not None), default=self.layout.max_context_tokens)
+
+    def identity(self, tenant: str) -> Identity:
+        """Everything whose change makes stored rows somebody else's rows."""
+        return dataclasses.replace(self._parts.identity, tenant=tenant)
+
+    def numerics(self) -> NumericsFingerprint:
+        """What decides the bits of a continuation, beyond identity and call shapes."""
+        return self._parts.numerics
+
+    def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
+        """Token ids of ``text``; without the tokenizer's own begin and end marks by default."""
+        return self._parts.tokenizer.encode(text, add_special_tokens=special_tokens)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ``ids``."""
+        return self._parts.tokenizer.decode(list(ids))
+
+    def new_generation(self) -> Generation:
+        """An empty session."""
+        self._require_thread()
+        return Generation(self, empty_planes(self))
+
+    def installer(self, position: int) -> Installer:
+        """A detached generation for a cut after ``position`` tokens, to be filled with tiles.
+
+        Raises:
+            LimitError: ``position`` is outside the context.
+        """
+        self._require_thread()
+        return Installer(self, position)
+
+    def forward(self, token_ids: mx.array, caches: Sequence[PlaneCache]) -> mx.array:
+        """Logits ``[1, count, vocab_size]`` for ``token_ids`` ``[1, count]``; lazy.
+
+        Raises:
+            RuntimeError: Called from another thread than the one that loaded the model.
+        """
+        self._require_thread()
+        return self._parts.call(token_ids, caches)
+
+    def _require_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("a model may only be used on the thread that loaded it")

@@ -1,0 +1,254 @@
+"""One layer's keys and values in MLX memory, behind explicit origins.
+
+SWA rings and full planes are the same code: a full plane is a ring that never wraps. Arrays that
+come and go are always ``[1, kv_heads, rows, dim]``, as attention wants them, whatever the plane's
+own layout. Updates go through slice assignment on the one reference that this class holds, so MLX
+writes in place; whoever kept a view alive would force a copy of the whole plane at every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from engine.dtypes import host_view, mlx_dtype, token_major
+from engine.origins import Origins, PlaneLayout, Segment, physical_rows
+from kvpack.layout import CacheLayout, Encoding
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneShape:
+    """What a plane is made of, apart from its rows.
+
+    Attributes:
+        layer: Index of the layer, for errors.
+        capacity: Rows that the plane can hold: the window, or the whole context.
+        wraps: True for a ring.
+        kv_heads: Key/value heads.
+        key_dim: Elements per key head.
+        value_dim: Elements per value head.
+        encoding: Element type.
+        layout: Axis order of the buffers.
+    """
+
+    layer: int
+    capacity: int
+    wraps: bool
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    encoding: Encoding
+    layout: PlaneLayout
+
+    @classmethod
+    def of(cls, layout: CacheLayout, layer: int, plane_layout: PlaneLayout) -> PlaneShape:
+        """The shape of the plane of ``layer`` under ``layout``."""
+        shape = layout.layers[layer]
+        window = shape.window_tokens
+        context = layout.max_context_tokens
+        return cls(
+            layer=layer,
+            capacity=context if window is None else min(window, context),
+            # A ring as wide as the context is never full before the context is.
+            wraps=window is not None and window < context,
+            kv_heads=shape.kv_heads,
+            key_dim=shape.key_dim,
+            value_dim=shape.value_dim,
+            encoding=layout.encoding,
+            layout=plane_layout,
+        )
+
+    def buffer_shape(self, rows: int, dim: int) -> tuple[int, int, int, int]:
+        """Shape of a buffer of ``rows`` rows."""
+        if self.layout is PlaneLayout.HEAD_MAJOR:
+            return (1, self.kv_heads, rows, dim)
+        return (1, rows, self.kv_heads, dim)
+
+    @property
+    def row_axis(self) -> int:
+        """Axis of the buffer along which rows lie."""
+        return 2 if self.layout is PlaneLayout.HEAD_MAJOR else 1
+
+
+class Plane:
+    """The rows of one layer.
+
+    Attributes:
+        shape: What the plane is made of.
+        origins: Where its rows are.
+        key: Buffer of the keys, or None while no row was ever written.
+        value: Buffer of the values, likewise.
+    """
+
+    __slots__ = ("key", "origins", "shape", "value")
+
+    def __init__(self, shape: PlaneShape) -> None:
+        self.shape = shape
+        self.origins = Origins(shape.layer, shape.capacity, wraps=shape.wraps)
+        self.key: mx.array | None = None
+        self.value: mx.array | None = None
+
+    @classmethod
+    def installed(cls, shape: PlaneShape, position: int, key: mx.array, value: mx.array) -> Plane:
+        """A plane around filled buffers, as one that has seen ``position`` tokens would be.
+
+        Raises:
+            ContextLimitError: A plane that does not wrap cannot hold ``position`` rows.
+            ValueError: A buffer does not have the size that a grown plane would have.
+        """
+        plane = cls(shape)
+        plane.origins = Origins.restored(shape.layer, shape.capacity, position, wraps=shape.wraps)
+        rows = physical_rows(plane.origins.length, shape.capacity)
+        for buffer, dim in ((key, shape.key_dim), (value, shape.value_dim)):
+            if buffer.shape != shape.buffer_shape(rows, dim):
+                raise ValueError(f"layers[{shape.layer}]: buffer shape {buffer.shape}")
+        plane.key, plane.value = key, value
+        return plane
+
+    @property
+    def capacity(self) -> int:
+        """Rows that the plane can hold."""
+        return self.origins.capacity
+
+    @property
+    def length(self) -> int:
+        """Live rows."""
+        return self.origins.length
+
+    @property
+    def origin_logical(self) -> int:
+        """Position of the oldest live row."""
+        return self.origins.origin_logical
+
+    @property
+    def origin_physical(self) -> int:
+        """Slot of the oldest live row."""
+        return self.origins.origin_physical
+
+    @property
+    def layout(self) -> PlaneLayout:
+        """Axis order of the buffers."""
+        return self.shape.layout
+
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The buffers that exist, for evaluation."""
+        return () if self.key is None or self.value is None else (self.key, self.value)
+
+    def append(self, position: int, key: mx.array, value: mx.array) -> int:
+        """Write one row, ``[1, kv_heads, 1, dim]`` each, and return its slot.
+
+        Raises:
+            CacheDiscontinuity: ``position`` is not the next one. Nothing was written.
+            ContextLimitError: The plane is full and does not wrap. Nothing was written.
+            ValueError: Shape or dtype of a row is not the plane's. Nothing was written.
+        """
+        self._require_rows(key, value, 1)
+        slot = self.origins.append(position)
+        self._grow()
+        self._write(slot, key, value)
+        return slot
+
+    def append_batch(self, start: int, key: mx.array, value: mx.array) -> tuple[int, int]:
+        """Write the rows of a chunk, ``[1, kv_heads, count, dim]`` each.
+
+        Returns:
+            ``(source_first, source_count)``: which rows of the chunk are live afterwards.
+
+        Raises:
+            CacheDiscontinuity: ``start`` is not the next position. Nothing was written.
+            ContextLimitError: The plane is full and does not wrap. Nothing was written.
+            ValueError: Shape or dtype of the rows is not the plane's. Nothing was written.
+        """
+        self._require_rows(key, value, key.shape[2])
+        source_first, source_count = self.origins.append_batch(start, key.shape[2])
+        self._grow()
+        for piece in self.origins.segments(start + source_first, source_count):
+            first = source_first + piece.offset
+            rows = slice(first, first + piece.count)
+            self._write(piece.physical, key[:, :, rows], value[:, :, rows])
+        return source_first, source_count
+
+    def span(self) -> tuple[mx.array, mx.array]:
+        """All live rows in physical order, ``[1, kv_heads, length, dim]``, without a copy.
+
+        A slot that was never written is not in it: while a ring fills, its live slots are the
+        first ones.
+        """
+        key, value = self._buffers()
+        return self._view(key, 0, self.length), self._view(value, 0, self.length)
+
+    def ordered(self, first: int, count: int) -> tuple[mx.array, mx.array]:
+        """Live rows ``[first, first + count)`` in logical order, ``[1, kv_heads, count, dim]``.
+
+        Raises:
+            RowsNotLiveError: A row of the range is not live.
+        """
+        key, value = self._buffers()
+        pieces = list(self.origins.segments(first, count))
+        keys = [self._view(key, piece.physical, piece.count) for piece in pieces]
+        values = [self._view(value, piece.physical, piece.count) for piece in pieces]
+        if len(pieces) == 1:
+            return keys[0], values[0]
+        return mx.concatenate(keys, axis=2), mx.concatenate(values, axis=2)
+
+    def host_rows(self, first: int, count: int) -> tuple[bytes, bytes]:
+        """Immutable copies of live rows: keys, then values, ``[count, kv_heads, dim]`` row-major.
+
+        The copy is made at once from memory that was evaluated, so later steps cannot tear it.
+
+        Raises:
+            RowsNotLiveError: A row of the range is not live.
+        """
+        key, value = self._buffers()
+        pieces = list(self.origins.segments(first, count))
+        return self._host_copy(key, pieces), self._host_copy(value, pieces)
+
+    def _host_copy(self, buffer: mx.array, pieces: list[Segment]) -> bytes:
+        rows = token_major(host_view(buffer, self.shape.encoding), self.layout)
+        return b"".join(
+            rows[piece.physical : piece.physical + piece.count].tobytes() for piece in pieces
+        )
+
+    def _buffers(self) -> tuple[mx.array, mx.array]:
+        if self.key is None or self.value is None:
+            raise RuntimeError(f"layers[{self.shape.layer}]: no row was ever written")
+        return self.key, self.value
+
+    def _require_rows(self, key: mx.array, value: mx.array, count: int) -> None:
+        dtype = mlx_dtype(self.shape.encoding)
+        for rows, dim in ((key, self.shape.key_dim), (value, self.shape.value_dim)):
+            if rows.shape != (1, self.shape.kv_heads, count, dim) or rows.dtype != dtype:
+                raise ValueError(
+                    f"layers[{self.shape.layer}]: rows {rows.shape} {rows.dtype}, expected "
+                    f"(1, {self.shape.kv_heads}, {count}, {dim}) {dtype}"
+                )
+
+    def _grow(self) -> None:
+        """Give the buffers the memory that ``length`` implies. A plane that wrapped has it all."""
+        rows = physical_rows(self.length, self.capacity)
+        self.key = self._grown(self.key, rows, self.shape.key_dim)
+        self.value = self._grown(self.value, rows, self.shape.value_dim)
+
+    def _grown(self, buffer: mx.array | None, rows: int, dim: int) -> mx.array:
+        present = 0 if buffer is None else buffer.shape[self.shape.row_axis]
+        if buffer is not None and present >= rows:
+            return buffer
+        dtype = mlx_dtype(self.shape.encoding)
+        fresh = mx.zeros(self.shape.buffer_shape(rows - present, dim), dtype)
+        if buffer is None:
+            return fresh
+        return mx.concatenate([buffer, fresh], axis=self.shape.row_axis)
+
+    def _write(self, slot: int, key: mx.array, value: mx.array) -> None:
+        buffers, count = self._buffers(), key.shape[2]
+        for buffer, rows in zip(buffers, (key, value), strict=True):
+            if self.layout is PlaneLayout.HEAD_MAJOR:
+                buffer[:, :, slot : slot + count] = rows
+            else:
+                buffer[:, slot : slot + count] = rows.transpose(0, 2, 1, 3)
+
+    def _view(self, buffer: mx.array, slot: int, count: int) -> mx.array:
+        if self.layout is PlaneLayout.HEAD_MAJOR:
+            return buffer[:, :, slot : slot + count]
+        return buffer[:, slot : slot + count].transpose(0, 2, 1, 3)
