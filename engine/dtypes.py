@@ -78,12 +78,13 @@ def host_view(buffer: mx.array, encoding: Encoding) -> HostArray:
     unless nothing else refers to ``buffer``.
     """
     word = mx.uint32 if encoding is Encoding.F32LE else mx.uint16
-    return cast(HostArray, np.array(buffer.view(word), copy=False))
+    return np.array(buffer.view(word), copy=False)
 
 
 def token_major(host: HostArray, layout: PlaneLayout) -> HostArray:
     """View ``host``, a plane's buffer, as ``[rows, kv_heads, dim]``."""
-    return host[0].transpose(1, 0, 2) if layout is PlaneLayout.HEAD_MAJOR else host[0]
+    rows = cast(HostArray, host[0])
+    return rows.transpose(1, 0, 2) if layout is PlaneLayout.HEAD_MAJOR else rows
 
 
 def host_bytes(array: mx.array, encoding: Encoding) -> bytes:
