@@ -204,13 +204,15 @@ def _split_evenly(
         yield tuple(group)
 
 
-def grid_ranges(first: int, end: int) -> Iterator[tuple[int, int]]:
+def grid_ranges(
+    first: int, end: int, grid_tokens: int = limits.GRID_TOKENS
+) -> Iterator[tuple[int, int]]:
     """Cut ``[first, end)`` at the grid: yields ``(first_position, token_count)``, ascending.
 
     Inner pieces are whole grid blocks; the head and the tail may be shorter.
     """
     position = first
     while position < end:
-        stop = min(end, (position // limits.GRID_TOKENS + 1) * limits.GRID_TOKENS)
+        stop = min(end, (position // grid_tokens + 1) * grid_tokens)
         yield position, stop - position
         position = stop

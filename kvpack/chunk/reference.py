@@ -1,0 +1,180 @@
+"""What a manifest says about one chunk, and what a chunk's own header says about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvpack import limits
+from kvpack.codes import Aead, ChunkClass, Codec, RoleOrder
+from kvpack.errors import FormatError, LimitError
+from kvpack.layout import LayerKind
+from kvpack.snapshot import TileSpec
+
+ID_BYTES: Final = 32
+TAG_BYTES: Final = 16
+TOKEN_ID_BYTES: Final = 4
+
+#: Bytes of a chunk header before its layer list.
+HEADER_FIXED_BYTES: Final = 160
+
+#: A header with the longest layer list and an encoded digest.
+HEADER_BYTES_MAX: Final = HEADER_FIXED_BYTES + 2 * limits.LAYERS_MAX + ID_BYTES
+
+#: The largest object: what a transport must let through as one message.
+OBJECT_BYTES_MAX: Final = HEADER_BYTES_MAX + limits.CHUNK_PLAINTEXT_BYTES_MAX + TAG_BYTES
+
+PLAIN_BYTES_MAX: Final = limits.CHUNK_PLAINTEXT_BYTES_MAX
+
+_ROW_KINDS: Final = {ChunkClass.FULL: LayerKind.FULL, ChunkClass.SWA: LayerKind.SWA}
+_ROW_CLASSES: Final = {kind: chunk_class for chunk_class, kind in _ROW_KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReference:
+    """One sealed chunk: what it holds, and which bytes are exactly it.
+
+    Attributes:
+        chunk_class: What the plaintext is.
+        layers: FULL and SWA: the layers whose rows it holds, ascending. DRAFT: layers of the draft
+            model, or none. Other classes: none.
+        first_position: Absolute position of the first row or token. For a state *at* a position
+            (SAMPLER, SESSION), that position.
+        token_count: Rows per layer or tokens; 0 for a state at a position.
+        content_id: 32 bytes, keyed, over what it holds.
+        seal_id: 32 bytes, keyed, over how it was sealed.
+        codec: How plaintext became encoded bytes.
+        aead: Which cipher.
+        epoch: Whose root sealed it. Ids compare within one epoch only.
+        plain_bytes: Length of the plaintext.
+        encoded_bytes: Length of what was encrypted: the ciphertext without its tag.
+        part: Which piece, where one payload needs several chunks (DRAFT, SAMPLER, SESSION).
+
+    Raises:
+        LimitError: A field is outside its cap.
+        FormatError: Fields contradict each other or the class.
+        LayoutMismatchError: A range crosses a grid edge, or layers do not ascend.
+    """
+
+    chunk_class: ChunkClass
+    layers: tuple[int, ...]
+    first_position: int
+    token_count: int
+    content_id: bytes
+    seal_id: bytes
+    codec: Codec
+    aead: Aead
+    epoch: int
+    plain_bytes: int
+    encoded_bytes: int
+    part: int = 0
+
+    def __post_init__(self) -> None:
+        check_ids(content_id=self.content_id, seal_id=self.seal_id)
+        limits.check_range("chunk.epoch", self.epoch, 1, limits.EPOCH_MAX)
+        limits.check_range("chunk.plain_bytes", self.plain_bytes, 1, PLAIN_BYTES_MAX, "bytes")
+        if self.codec is Codec.RAW and self.encoded_bytes != self.plain_bytes:
+            raise FormatError("chunk.encoded_bytes", self.plain_bytes, self.encoded_bytes)
+        if self.codec is not Codec.RAW:
+            # What does not shrink is stored raw, so a decoder never expands into nothing gained.
+            high = self.plain_bytes - 1
+            limits.check_range("chunk.encoded_bytes", self.encoded_bytes, 1, high, "bytes")
+        self._check_range()
+
+    def _check_range(self) -> None:
+        limits.check_range("chunk.part", self.part, 0, limits.PART_MAX)
+        limits.check_range("chunk.layers", len(self.layers), 0, limits.LAYERS_MAX)
+        limits.check_range("chunk.first_position", self.first_position, 0, limits.POSITION_MAX)
+        if self.chunk_class in _ROW_KINDS:
+            self.tile_spec()
+        elif self.chunk_class is ChunkClass.DRAFT:
+            self._check_draft()
+        else:
+            self._check_without_layers()
+        if self.part and not self.may_have_parts:
+            raise FormatError("chunk.part", f"0 for {self.chunk_class.value}", self.part)
+
+    def _check_draft(self) -> None:
+        if self.token_count and self.layers:
+            TileSpec(LayerKind.FULL, self.layers, self.first_position, self.token_count)
+        elif self.token_count or self.layers:
+            raise FormatError("chunk.layers", "layers and rows, or neither", self.layers)
+
+    def _check_without_layers(self) -> None:
+        if self.layers:
+            raise FormatError("chunk.layers", f"none for {self.chunk_class.value}", self.layers)
+        if self.chunk_class is ChunkClass.TOKEN_IDS:
+            self._check_token_ids()
+            return
+        count = 1 if self.chunk_class is ChunkClass.FINAL_LOGITS else 0
+        if self.token_count != count:
+            expected = f"{count} for {self.chunk_class.value}"
+            raise FormatError("chunk.token_count", expected, self.token_count)
+
+    def _check_token_ids(self) -> None:
+        offset = self.first_position % limits.TOKEN_IDS_PER_CHUNK
+        room = limits.TOKEN_IDS_PER_CHUNK - offset
+        limits.check_range("chunk.token_count", self.token_count, 1, room, "token ids")
+        if self.plain_bytes != TOKEN_ID_BYTES * self.token_count:
+            expected = TOKEN_ID_BYTES * self.token_count
+            raise FormatError("chunk.plain_bytes", expected, self.plain_bytes)
+
+    @property
+    def may_have_parts(self) -> bool:
+        """Whether the payload of this class may need several chunks."""
+        return self.chunk_class in (ChunkClass.DRAFT, ChunkClass.SAMPLER, ChunkClass.SESSION)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the plaintext is K/V rows of the target model."""
+        return self.chunk_class in _ROW_KINDS
+
+    @property
+    def role_order(self) -> RoleOrder:
+        """Which order of keys and values the class implies."""
+        return RoleOrder.KEYS_THEN_VALUES if self.has_rows else RoleOrder.OPAQUE
+
+    @property
+    def header_bytes(self) -> int:
+        """Length of the chunk header in bytes."""
+        digest_bytes = 0 if self.codec is Codec.RAW else ID_BYTES
+        return HEADER_FIXED_BYTES + 2 * len(self.layers) + digest_bytes
+
+    @property
+    def object_bytes(self) -> int:
+        """Length of the whole object: header, ciphertext and tag."""
+        return self.header_bytes + self.encoded_bytes + TAG_BYTES
+
+    @property
+    def slot(self) -> tuple[ChunkClass, tuple[int, ...], int, int, int]:
+        """What it holds, apart from the bytes: two chunks of one pack never share a slot."""
+        return self.chunk_class, self.layers, self.first_position, self.token_count, self.part
+
+    def tile_spec(self) -> TileSpec:
+        """Which rows a FULL or SWA chunk holds.
+
+        Raises:
+            FormatError: The class holds no rows.
+            LimitError: The range is empty or longer than a grid block.
+            LayoutMismatchError: The range crosses a grid edge, or layers do not ascend.
+        """
+        kind = _ROW_KINDS.get(self.chunk_class)
+        if kind is None:
+            raise FormatError("chunk.class", "full or swa", self.chunk_class.value)
+        return TileSpec(kind, self.layers, self.first_position, self.token_count)
+
+
+def check_ids(**ids: bytes) -> None:
+    """Refuse an id or digest that is not 32 bytes.
+
+    Raises:
+        LimitError: Names the first one.
+    """
+    for name, value in ids.items():
+        if len(value) != ID_BYTES:
+            raise LimitError(f"chunk.{name}", f"{ID_BYTES} bytes", f"{len(value)} bytes")
+
+
+def chunk_class_of(kind: LayerKind) -> ChunkClass:
+    """The class of a chunk that holds rows of layers of ``kind``."""
+    return _ROW_CLASSES[kind]
