@@ -160,16 +160,34 @@ class NumericsFingerprint:
 class CallRun:
     """``calls`` forward calls of ``call_tokens`` tokens each, one after the other.
 
+    A speculative block computes rows that are then rolled back. The rows that stay were computed
+    in a call of the block's size all the same, so the run names that size and what was dropped.
+
+    Attributes:
+        call_tokens: Tokens of each call.
+        calls: Number of calls.
+        dropped_tokens: How many of each call's last rows were rolled back; above 0 only for
+            speculative blocks. A block that was rolled back whole is not in the schedule.
+
     Raises:
-        LimitError: A count is not positive.
+        LimitError: A count is not positive, or more is dropped than a block can drop.
     """
 
     call_tokens: int
     calls: int
+    dropped_tokens: int = 0
 
     def __post_init__(self) -> None:
         limits.check_range("schedule.call_tokens", self.call_tokens, 1, limits.POSITION_MAX)
         limits.check_range("schedule.calls", self.calls, 1, limits.POSITION_MAX)
+        is_block = self.call_tokens <= limits.SPECULATIVE_BLOCK_TOKENS_MAX
+        droppable = self.call_tokens - 1 if is_block else 0
+        limits.check_range("schedule.dropped_tokens", self.dropped_tokens, 0, droppable)
+
+    @property
+    def kept_tokens(self) -> int:
+        """Rows of each call that stayed."""
+        return self.call_tokens - self.dropped_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +208,21 @@ class CallSchedule:
 
     @property
     def position(self) -> int:
-        """Tokens computed by all calls together."""
-        return sum(run.call_tokens * run.calls for run in self.runs)
+        """Tokens that all calls together computed and kept."""
+        return sum(run.kept_tokens * run.calls for run in self.runs)
 
-    def after_call(self, call_tokens: int) -> CallSchedule:
-        """The schedule with one more call of ``call_tokens`` tokens."""
-        if self.runs and self.runs[-1].call_tokens == call_tokens:
-            last = CallRun(call_tokens, self.runs[-1].calls + 1)
+    def after_call(self, call_tokens: int, dropped_tokens: int = 0) -> CallSchedule:
+        """The schedule with one more call of ``call_tokens`` tokens.
+
+        Args:
+            call_tokens: Tokens of the call.
+            dropped_tokens: How many of its last rows were rolled back.
+
+        Raises:
+            LimitError: A count is outside its cap, or the schedule has no room for another run.
+        """
+        one = CallRun(call_tokens, 1, dropped_tokens)
+        if self.runs and self.runs[-1] == dataclasses.replace(one, calls=self.runs[-1].calls):
+            last = dataclasses.replace(one, calls=self.runs[-1].calls + 1)
             return CallSchedule((*self.runs[:-1], last))
-        return CallSchedule((*self.runs, CallRun(call_tokens, 1)))
+        return CallSchedule((*self.runs, one))

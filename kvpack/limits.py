@@ -46,6 +46,10 @@ NAME_BYTES_MAX: Final = 256
 #: Named constants and switches an identity or a fingerprint may carry.
 NAMED_VALUES_MAX: Final = 256
 
+#: Tokens of one speculative block. A checkpoint retains that many rows of each ring, whatever the
+#: context's length; published drafters propose blocks of 16.
+SPECULATIVE_BLOCK_TOKENS_MAX: Final = 16
+
 #: Runs of a call schedule: one per change of call size. A chat of 10,000 turns needs about 20,000.
 SCHEDULE_RUNS_MAX: Final = 65_536
 

@@ -154,13 +154,22 @@ def numerics_value(message: pb.NumericsFingerprint) -> NumericsFingerprint:
 
 def schedule_message(schedule: CallSchedule) -> pb.CallSchedule:
     """``schedule`` as a message."""
-    runs = [pb.CallRun(call_tokens=run.call_tokens, calls=run.calls) for run in schedule.runs]
+    runs = [
+        pb.CallRun(call_tokens=run.call_tokens, calls=run.calls, dropped_tokens=run.dropped_tokens)
+        for run in schedule.runs
+    ]
     return pb.CallSchedule(runs=runs)
 
 
 def schedule_value(message: pb.CallSchedule) -> CallSchedule:
-    """The schedule that a scanned ``message`` stands for."""
-    return CallSchedule(tuple(CallRun(run.call_tokens, run.calls) for run in message.runs))
+    """The schedule that a scanned ``message`` stands for.
+
+    Raises:
+        LimitError: A run drops more than its call can drop.
+    """
+    return CallSchedule(
+        tuple(CallRun(run.call_tokens, run.calls, run.dropped_tokens) for run in message.runs)
+    )
 
 
 def _layout_message(layout: CacheLayout) -> pb.CacheLayout:

@@ -98,6 +98,7 @@ CALL_RUN: Final = _message(
     16,
     _uint("call_tokens", limits.POSITION_MAX, required=True),
     _uint("calls", limits.POSITION_MAX, required=True),
+    _uint("dropped_tokens", limits.SPECULATIVE_BLOCK_TOKENS_MAX - 1),
 )
 
 SCHEDULE: Final = _message(

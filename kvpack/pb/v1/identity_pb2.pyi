@@ -256,23 +256,31 @@ Global___NumericsFingerprint: _TypeAlias = NumericsFingerprint  # noqa: Y015
 
 @_typing.final
 class CallRun(_message.Message):
-    """`calls` forward calls of `call_tokens` tokens each."""
+    """`calls` forward calls of `call_tokens` tokens each, of which the first
+    `call_tokens - dropped_tokens` rows were kept.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CALL_TOKENS_FIELD_NUMBER: _builtins.int
     CALLS_FIELD_NUMBER: _builtins.int
+    DROPPED_TOKENS_FIELD_NUMBER: _builtins.int
     call_tokens: _builtins.int
     calls: _builtins.int
+    dropped_tokens: _builtins.int
+    """Rows at each call's end that were rolled back: below `call_tokens`, and above 0 only where
+    `call_tokens` is at most 16 (a speculative block).
+    """
     def __init__(
         self,
         *,
         call_tokens: _builtins.int = ...,
         calls: _builtins.int = ...,
+        dropped_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_tokens", b"call_tokens", "calls", b"calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_tokens", b"call_tokens", "calls", b"calls", "dropped_tokens", b"dropped_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
