@@ -12,6 +12,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from engine.cache import PlaneCache
+from engine.checkpoint import Checkpoint, check_block
 from engine.dtypes import encoding_of, host_bytes
 from engine.errors import ContextLimitError, TornGenerationError
 from engine.logits import Logits
@@ -51,7 +52,7 @@ def empty_planes(network: Network) -> list[Plane]:
 class Generation:
     """The cache of one session and the position it stands at."""
 
-    __slots__ = ("_caches", "_network", "_position", "_schedule", "_torn")
+    __slots__ = ("_caches", "_checkpoint", "_network", "_position", "_schedule", "_torn")
 
     def __init__(
         self, network: Network, planes: Sequence[Plane], schedule: CallSchedule | None = None
@@ -66,6 +67,7 @@ class Generation:
         self._schedule = schedule or CallSchedule()
         self._position = self._schedule.position
         self._torn = False
+        self._checkpoint: Checkpoint | None = None
 
     @property
     def position(self) -> int:
@@ -92,6 +94,33 @@ class Generation:
         """
         self._call(token_ids, keep_logits=False)
 
+    def block(self, token_ids: Sequence[int]) -> tuple[Logits, ...]:
+        """Append 1 to 16 tokens by one forward call and return the logits after each of them.
+
+        Raises:
+            LimitError: No token, more than 16, more than an open checkpoint can take back, or an
+                id outside the vocabulary.
+            ContextLimitError: The context would overflow. Nothing changed.
+            TornGenerationError: An earlier call stopped half way.
+        """
+        check_block(len(token_ids))
+        return self._host_logits(self._call(token_ids, keep_logits=True))
+
+    def checkpoint(self, token_count: int) -> Checkpoint:
+        """Mark this state: up to ``token_count`` more tokens can be accepted in part or undone.
+
+        Until the checkpoint is settled, calls may add no more than that, and no row is handed out.
+
+        Raises:
+            LimitError: ``token_count`` is not 1 to 16.
+            RuntimeError: Another checkpoint is open.
+            TornGenerationError: An earlier call stopped half way.
+        """
+        self._require_settled()
+        planes = [cache.plane for cache in self._caches]
+        self._checkpoint = Checkpoint(planes, self._schedule, token_count, self._settle)
+        return self._checkpoint
+
     def step(self, token_id: int) -> Logits:
         """Append one token by a single-token call and return the logits after it.
 
@@ -100,9 +129,7 @@ class Generation:
             ContextLimitError: The context is full. Nothing changed.
             TornGenerationError: An earlier call stopped half way.
         """
-        logits = self._call([token_id], keep_logits=True)
-        encoding = encoding_of(logits.dtype)
-        return Logits(encoding, host_bytes(logits, encoding))
+        return self._host_logits(self._call([token_id], keep_logits=True))[0]
 
     def read_tile(self, spec: TileSpec) -> Tile:
         """Copy the rows of ``spec`` to the host; later calls do not change the copy.
@@ -110,9 +137,10 @@ class Generation:
         Raises:
             LayoutMismatchError: ``spec`` names a layer that does not exist or is of another kind.
             RowsNotLiveError: A row was overwritten or is not computed yet.
+            RuntimeError: A checkpoint is open: nobody knows yet which rows will stay.
             TornGenerationError: An earlier call stopped half way.
         """
-        self._require_whole()
+        self._require_settled()
         spec.data_bytes(self.layout)
         parts: list[bytes] = []
         for layer in spec.layers:
@@ -125,9 +153,10 @@ class Generation:
 
         Raises:
             LayoutMismatchError: Not exactly :attr:`position` ids.
+            RuntimeError: A checkpoint is open: nobody knows yet which rows will stay.
             TornGenerationError: An earlier call stopped half way.
         """
-        self._require_whole()
+        self._require_settled()
         specs = cut_tile_specs(self.layout, self.position)
         tiles = tuple(self.read_tile(spec) for spec in specs)
         return SessionCacheSnapshot(
@@ -137,18 +166,44 @@ class Generation:
     def _call(self, token_ids: Sequence[int], *, keep_logits: bool) -> mx.array:
         self._require_whole()
         self._require_tokens(token_ids)
+        schedule = self._schedule.after_call(len(token_ids))
+        caches: Sequence[PlaneCache] = self._caches
+        if self._checkpoint is not None:
+            self._checkpoint.require_room(len(token_ids))
+            caches = self._checkpoint.caches(self.layout)
         # Cleared only when every layer has its rows: whatever stops the call half way, an
         # interrupt included, leaves the mark behind.
         self._torn = True
-        logits = self._network.forward(mx.array([list(token_ids)]), self._caches)[0, -1]
+        logits = self._network.forward(mx.array([list(token_ids)]), caches)[0]
         buffers = [array for cache in self._caches for array in cache.plane.arrays()]
         # Without logits the output layer is never computed.
         mx.eval([logits, *buffers] if keep_logits else buffers)
         self._position += len(token_ids)
-        self._schedule = self._schedule.after_call(len(token_ids))
+        self._schedule = schedule
+        if self._checkpoint is not None:
+            self._checkpoint.note_call(len(token_ids))
         self._torn = any(cache.offset != self._position for cache in self._caches)
         self._require_whole()
         return logits
+
+    def _host_logits(self, logits: mx.array) -> tuple[Logits, ...]:
+        encoding = encoding_of(logits.dtype)
+        data, count = host_bytes(logits, encoding), logits.shape[0]
+        size = len(data) // count
+        return tuple(
+            Logits(encoding, data[first : first + size]) for first in range(0, len(data), size)
+        )
+
+    def _settle(self, position: int, schedule: CallSchedule) -> None:
+        """The open checkpoint has brought the planes to ``position``."""
+        self._position, self._schedule = position, schedule
+        self._checkpoint = None
+        self._torn = False
+
+    def _require_settled(self) -> None:
+        self._require_whole()
+        if self._checkpoint is not None:
+            raise RuntimeError("a checkpoint is open: accept or roll back first")
 
     def _require_whole(self) -> None:
         if self._torn:

@@ -54,6 +54,15 @@ class Segment:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class OriginsMark:
+    """The three integers of a plane that a later rewind needs."""
+
+    length: int
+    origin_logical: int
+    origin_physical: int
+
+
 class Origins:
     """The five numbers of one plane, and the only code that changes them.
 
@@ -129,6 +138,20 @@ class Origins:
         self.origin_physical = (self.origin_physical + overflow) % self.capacity
         source_first = max(0, self.origin_logical - start)
         return source_first, count - source_first
+
+    def overwritten_by(self, count: int) -> int:
+        """How many live rows, the oldest ones, the next ``count`` rows will overwrite."""
+        return min(self.length, max(0, self.length + count - self.capacity)) if self.wraps else 0
+
+    def mark(self) -> OriginsMark:
+        """Where the rows are now."""
+        return OriginsMark(self.length, self.origin_logical, self.origin_physical)
+
+    def rewind(self, mark: OriginsMark) -> None:
+        """Be as at ``mark``. Rows overwritten since are the caller's to write back."""
+        self.length = mark.length
+        self.origin_logical = mark.origin_logical
+        self.origin_physical = mark.origin_physical
 
     def require_live(self, first: int, count: int) -> None:
         """Check that rows ``[first, first + count)`` are live.

@@ -163,11 +163,19 @@ class Plane:
         self._require_rows(key, value, key.shape[2])
         source_first, source_count = self.origins.append_batch(start, key.shape[2])
         self._grow()
-        for piece in self.origins.segments(start + source_first, source_count):
-            first = source_first + piece.offset
-            rows = slice(first, first + piece.count)
-            self._write(piece.physical, key[:, :, rows], value[:, :, rows])
+        live = slice(source_first, source_first + source_count)
+        self.replace(start + source_first, key[:, :, live], value[:, :, live])
         return source_first, source_count
+
+    def replace(self, first: int, key: mx.array, value: mx.array) -> None:
+        """Write rows ``[1, kv_heads, count, dim]`` each to the slots of live rows from ``first``.
+
+        Raises:
+            RowsNotLiveError: A row of the range is not live. Nothing was written.
+        """
+        for piece in list(self.origins.segments(first, key.shape[2])):
+            rows = slice(piece.offset, piece.offset + piece.count)
+            self._write(piece.physical, key[:, :, rows], value[:, :, rows])
 
     def span(self) -> tuple[mx.array, mx.array]:
         """All live rows in physical order, ``[1, kv_heads, length, dim]``, without a copy.
