@@ -8,6 +8,8 @@ expected and what was found. It never holds tokens, text, tensor bytes or keys.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import ClassVar, Final
 
 EXIT_GOOD: Final = 0
@@ -110,3 +112,18 @@ class PublishError(KvpackError):
     """A file could not be published: the name exists, the disk is full, the volume lacks links."""
 
     reason = "publish_failed"
+
+
+@contextlib.contextmanager
+def malformed_not_mismatched() -> Iterator[None]:
+    """While bytes are parsed: fields that contradict each other are malformed, not another layout.
+
+    A layout mismatch says that a pack is authentic; bytes that were only parsed are not.
+
+    Raises:
+        FormatError: Instead of a :class:`LayoutMismatchError` from inside.
+    """
+    try:
+        yield
+    except LayoutMismatchError as error:
+        raise FormatError(error.field, error.expected, error.found) from error

@@ -7,6 +7,7 @@ the fixed grid, so a tile's bytes are a chunk's plaintext as they stand.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -182,27 +183,39 @@ def check_producer_encoding(producer: Producer, encoding: Encoding) -> None:
         raise LayoutMismatchError("encoding", "f32le for producer oracle", encoding.value)
 
 
-def check_coverage(layout: CacheLayout, position: int, specs: Sequence[TileSpec]) -> None:
+def check_coverage(
+    layout: CacheLayout, position: int, specs: Sequence[TileSpec], held: int = 0
+) -> None:
     """Check that ``specs`` hold every row of the cut at ``position`` exactly once, and no other.
+
+    Args:
+        layout: The shape.
+        position: The cut.
+        specs: Which rows are there.
+        held: Rows before this position are somewhere else: the parent's cut of a delta.
 
     Raises:
         LayoutMismatchError: The field is ``layers[i].first_position``, ``layers[i].rows`` or
             ``layers[i].kind``.
     """
-    ranges: dict[int, list[tuple[int, int]]] = {i: [] for i in range(len(layout.layers))}
+    # A cut has few layer groups and many tiles: a group's ranges are held once for all its layers.
+    groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for spec in specs:
         spec.data_bytes(layout)
-        for layer in spec.layers:
-            ranges[layer].append((spec.first_position, spec.end_position))
-    for layer, pieces in ranges.items():
-        _check_layer_coverage(layout, position, layer, sorted(pieces))
+        groups.setdefault(spec.layers, []).append((spec.first_position, spec.end_position))
+    holding: list[list[list[tuple[int, int]]]] = [[] for _ in layout.layers]
+    for layers, pieces in groups.items():
+        for layer in layers:
+            holding[layer].append(pieces)
+    for layer, lists in enumerate(holding):
+        first = max(held, layout.layers[layer].first_row(position))
+        _check_layer_coverage(layer, first, position, sorted(itertools.chain(*lists)))
 
 
 def _check_layer_coverage(
-    layout: CacheLayout, position: int, layer: int, pieces: list[tuple[int, int]]
+    layer: int, expected_first: int, position: int, pieces: list[tuple[int, int]]
 ) -> None:
-    expected_first = layout.layers[layer].first_row(position)
-    expected_rows = layout.layers[layer].held_rows(position)
+    expected_rows = position - expected_first
     found_rows = sum(end - first for first, end in pieces)
     if pieces and pieces[0][0] != expected_first:
         raise LayoutMismatchError(f"layers[{layer}].first_position", expected_first, pieces[0][0])

@@ -132,7 +132,6 @@ def parse_header(data: bytes | memoryview) -> ChunkHeader:
         FormatError: Not a chunk header, or fields that contradict each other.
         VersionError: A chunk of another version.
         LimitError: A field is outside its cap.
-        LayoutMismatchError: A range crosses a grid edge, or layers do not ascend.
     """
     length = header_bytes(data)
     if len(data) < length:
@@ -167,7 +166,6 @@ def parse_object(data: bytes | memoryview) -> ChunkHeader:
         FormatError: Not a chunk object, or of another length than its header says.
         VersionError: A chunk of another version.
         LimitError: A field is outside its cap.
-        LayoutMismatchError: A range crosses a grid edge, or layers do not ascend.
     """
     header = parse_header(data)
     expected = header.reference.object_bytes
@@ -180,6 +178,6 @@ def parse_chunk(data: bytes | memoryview) -> ChunkReference:
     """The reference of a whole chunk object. Framing only: nothing here is authentic yet.
 
     Raises:
-        FormatError: As :func:`parse_object`; also VersionError, LimitError, LayoutMismatchError.
+        FormatError: As :func:`parse_object`; also VersionError, LimitError.
     """
     return parse_object(data).reference

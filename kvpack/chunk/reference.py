@@ -7,7 +7,7 @@ from typing import Final
 
 from kvpack import limits
 from kvpack.codes import Aead, ChunkClass, Codec, RoleOrder
-from kvpack.errors import FormatError, LimitError
+from kvpack.errors import FormatError, LimitError, malformed_not_mismatched
 from kvpack.layout import LayerKind
 from kvpack.snapshot import TileSpec
 
@@ -52,8 +52,8 @@ class ChunkReference:
 
     Raises:
         LimitError: A field is outside its cap.
-        FormatError: Fields contradict each other or the class.
-        LayoutMismatchError: A range crosses a grid edge, or layers do not ascend.
+        FormatError: Fields contradict each other or the class, a range crosses a grid edge, or
+            layers do not ascend.
     """
 
     chunk_class: ChunkClass
@@ -79,7 +79,8 @@ class ChunkReference:
             # What does not shrink is stored raw, so a decoder never expands into nothing gained.
             high = self.plain_bytes - 1
             limits.check_range("chunk.encoded_bytes", self.encoded_bytes, 1, high, "bytes")
-        self._check_range()
+        with malformed_not_mismatched():
+            self._check_range()
 
     def _check_range(self) -> None:
         limits.check_range("chunk.part", self.part, 0, limits.PART_MAX)
@@ -155,8 +156,6 @@ class ChunkReference:
 
         Raises:
             FormatError: The class holds no rows.
-            LimitError: The range is empty or longer than a grid block.
-            LayoutMismatchError: The range crosses a grid edge, or layers do not ascend.
         """
         kind = _ROW_KINDS.get(self.chunk_class)
         if kind is None:

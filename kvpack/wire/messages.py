@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from kvpack import codes
 from kvpack.codes import Pairing
+from kvpack.errors import malformed_not_mismatched
 from kvpack.identity import CallRun, CallSchedule, Identity, NumericsFingerprint
 from kvpack.layout import CacheLayout, LayerLayout, RopeLayout
 from kvpack.pb.v1 import identity_pb2 as pb
@@ -36,7 +37,6 @@ def decode_layout(data: bytes) -> CacheLayout:
     Raises:
         FormatError: The bytes are not the canonical encoding of a layout.
         LimitError: A field is outside its cap.
-        LayoutMismatchError: Fields of one layer contradict each other.
     """
     return _layout_value(parse(pb.CacheLayout(), rules.LAYOUT, data, "layout"))
 
@@ -68,7 +68,6 @@ def decode_identity(data: bytes) -> Identity:
     Raises:
         FormatError: The bytes are not the canonical encoding of an identity.
         LimitError: A field is outside its cap.
-        LayoutMismatchError: Fields of one layer contradict each other.
     """
     message = parse(pb.Identity(), rules.IDENTITY, data, "identity")
     return Identity(
@@ -202,13 +201,15 @@ def _layer_message(layer: LayerLayout) -> pb.LayerLayout:
 
 
 def _layout_value(message: pb.CacheLayout) -> CacheLayout:
-    return CacheLayout(
-        layers=tuple(
-            _layer_value(layer, f"layers[{index}]") for index, layer in enumerate(message.layers)
-        ),
-        encoding=codes.ENCODINGS.member(message.encoding, "layout.encoding"),
-        max_context_tokens=message.max_context_tokens,
-    )
+    with malformed_not_mismatched():
+        return CacheLayout(
+            layers=tuple(
+                _layer_value(layer, f"layers[{number}]")
+                for number, layer in enumerate(message.layers)
+            ),
+            encoding=codes.ENCODINGS.member(message.encoding, "layout.encoding"),
+            max_context_tokens=message.max_context_tokens,
+        )
 
 
 def _layer_value(message: pb.LayerLayout, field: str) -> LayerLayout:

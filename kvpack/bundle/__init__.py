@@ -1,0 +1,28 @@
+"""Bundles: one session in one ``.kvpack`` file, written and read in one forward pass."""
+
+from kvpack.bundle.footer import Footer
+from kvpack.bundle.forward import ForwardReader
+from kvpack.bundle.index import BundleIndex
+from kvpack.bundle.reader import BundleReader
+from kvpack.bundle.snapshots import parse_token_ids, read_snapshot, require_whole, write_snapshot
+from kvpack.bundle.walk import Depth
+from kvpack.bundle.writer import BundleWriter
+from kvpack.header import Header, decode_header, encode_header
+from kvpack.publish import publish_new
+
+__all__ = [
+    "BundleIndex",
+    "BundleReader",
+    "BundleWriter",
+    "Depth",
+    "Footer",
+    "ForwardReader",
+    "Header",
+    "decode_header",
+    "encode_header",
+    "parse_token_ids",
+    "publish_new",
+    "read_snapshot",
+    "require_whole",
+    "write_snapshot",
+]

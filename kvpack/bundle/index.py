@@ -1,0 +1,129 @@
+"""Everything of a bundle but its chunks: header, manifest, signature block, footer.
+
+Both readers come here with the same bytes, found from the two ends; the order of the checks is that
+of docs/spec/kvpack-v1.md, section 9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvpack.bundle.footer import (
+    FOOTER_BYTES,
+    SIGNATURE_BYTES,
+    Footer,
+    check_footer_mac,
+    decode_footer,
+)
+from kvpack.chunk import ChunkHeader, SealContext
+from kvpack.chunk.open import check_binding
+from kvpack.errors import AuthenticationError, FormatError
+from kvpack.header import Header, decode_header
+from kvpack.keys import EpochKey
+from kvpack.manifest import Manifest, manifest_id, open_manifest
+from kvpack.manifest.sealed import BLOB_BYTES_MAX, check_blob
+
+#: Nothing after the last chunk is longer than this.
+TAIL_BYTES_MAX = BLOB_BYTES_MAX + SIGNATURE_BYTES + FOOTER_BYTES
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class BundleIndex:
+    """Header and manifest of one bundle, authentic and gated.
+
+    Attributes:
+        header: Whose rows.
+        header_bytes: The header as stored.
+        manifest: What the bundle holds.
+        manifest_blob: The manifest as stored, its MAC included.
+        signature: Public key and signature, or empty.
+        footer: Lengths of the parts.
+        identity_digest: 32 bytes, as every chunk's header must have it.
+        layout_digest: 32 bytes, as every chunk's header must have it.
+    """
+
+    header: Header
+    header_bytes: bytes
+    manifest: Manifest
+    manifest_blob: bytes
+    signature: bytes
+    footer: Footer
+    identity_digest: bytes
+    layout_digest: bytes
+
+    def context(self, key: EpochKey) -> SealContext:
+        """What the bundle's chunks must be bound to, under the key of their epoch."""
+        return SealContext(key, self.identity_digest, self.layout_digest)
+
+    def require(self, key: EpochKey, index: int, header: ChunkHeader) -> None:
+        """Refuse an authentic chunk that is not number ``index`` of this bundle.
+
+        Raises:
+            AuthenticationError: The manifest names another chunk there.
+            IdentityMismatchError: A chunk of another model; also LayoutMismatchError.
+        """
+        if header.reference != self.manifest.references[index]:
+            raise not_named_here(index)
+        check_binding(self.context(key), header, f"chunks[{index}]")
+
+
+def not_named_here(index: int) -> AuthenticationError:
+    """The error about an authentic chunk in a place where the manifest has another."""
+    return AuthenticationError(f"chunks[{index}]", "not the chunk that the manifest names here")
+
+
+def open_index(key: EpochKey, header_bytes: bytes, tail: bytes, file_bytes: int) -> BundleIndex:
+    """Check everything that is not a chunk.
+
+    Args:
+        key: Root of the header's tenant and epoch.
+        header_bytes: The header as stored.
+        tail: Everything after the last chunk.
+        file_bytes: Real length of the file or stream.
+
+    Raises:
+        FormatError: The footer is not one, or lengths contradict each other; also VersionError,
+            LimitError.
+        AuthenticationError: Header, manifest, signature block or footer was changed.
+        IdentityMismatchError: The target component is another model than the header's.
+        LayoutMismatchError: The manifest does not describe one whole state.
+    """
+    blob, signature, footer_bytes = split_tail(tail, file_bytes, len(header_bytes))
+    footer = decode_footer(footer_bytes, file_bytes)
+    check_blob(blob)
+    check_footer_mac(key, footer_bytes, manifest_id(blob), signature)
+    manifest = open_manifest(key, header_bytes, blob)
+    references = manifest.references
+    if footer.chunk_count != len(references):
+        raise FormatError("footer.chunk_count", len(references), footer.chunk_count)
+    chunks_bytes = sum(reference.object_bytes for reference in references)
+    if footer.chunks_bytes != chunks_bytes:
+        raise FormatError("footer.chunks_bytes", chunks_bytes, footer.chunks_bytes)
+    header = decode_header(header_bytes)
+    return BundleIndex(
+        header=header,
+        header_bytes=header_bytes,
+        manifest=manifest,
+        manifest_blob=blob,
+        signature=signature,
+        footer=footer,
+        identity_digest=header.identity_digest,
+        layout_digest=header.layout_digest,
+    )
+
+
+def split_tail(tail: bytes, file_bytes: int, header_bytes: int) -> tuple[bytes, bytes, bytes]:
+    """Cut the tail into manifest, signature block and footer, by the footer's lengths.
+
+    Raises:
+        FormatError: The lengths contradict the tail, the header or the file; also VersionError,
+            LimitError.
+    """
+    footer_bytes = tail[-FOOTER_BYTES:]
+    footer = decode_footer(footer_bytes, file_bytes)
+    if footer.header_bytes != header_bytes:
+        raise FormatError("footer.header_bytes", header_bytes, footer.header_bytes)
+    if footer.tail_bytes != len(tail):
+        raise FormatError("footer.manifest_bytes", f"a tail of {footer.tail_bytes}", len(tail))
+    signature_end = footer.manifest_bytes + footer.signature_bytes
+    return tail[: footer.manifest_bytes], tail[footer.manifest_bytes : signature_end], footer_bytes

@@ -1,0 +1,134 @@
+"""A whole snapshot into a bundle, and out of one."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from kvpack import limits
+from kvpack.bundle.footer import Footer
+from kvpack.bundle.index import BundleIndex
+from kvpack.bundle.writer import BundleWriter, Sink
+from kvpack.chunk import (
+    ChunkClass,
+    Codec,
+    OpenedChunk,
+    SealContext,
+    SealedChunk,
+    seal_tile,
+    seal_token_ids,
+    tile_of,
+)
+from kvpack.codes import ComponentKind
+from kvpack.errors import IncompleteError
+from kvpack.header import Header, encode_header
+from kvpack.identity import CallSchedule, NumericsFingerprint
+from kvpack.keys import EpochKey
+from kvpack.manifest import Component, Manifest, seal_manifest
+from kvpack.snapshot import SessionCacheSnapshot, Tile
+
+
+class Reader(Protocol):
+    """Either reader: random access, or forward with a spool."""
+
+    index: BundleIndex
+
+    def chunks(self) -> Iterable[OpenedChunk]:
+        """Every chunk in file order."""
+
+
+def write_snapshot(
+    sink: Sink,
+    key: EpochKey,
+    header: Header,
+    snapshot: SessionCacheSnapshot,
+    numerics: NumericsFingerprint,
+    schedule: CallSchedule,
+    *,
+    components: Sequence[SealedChunk] = (),
+    codec: Codec = Codec.RAW,
+) -> Footer:
+    """Write ``snapshot`` as one whole bundle: rows, token ids, then ``components``.
+
+    Args:
+        sink: Where the bytes go; no seek is needed.
+        key: Root of the header's tenant and epoch.
+        header: Whose rows.
+        snapshot: The state.
+        numerics: What decided its bits.
+        schedule: In which calls it was computed.
+        components: Sealed final logits, sampler or session state.
+        codec: For the rows.
+
+    Raises:
+        LayoutMismatchError: The snapshot is of another layout than the header's.
+        FormatError: A component or the schedule does not fit the cut.
+    """
+    context = SealContext(key, header.identity_digest, header.layout_digest)
+    header_bytes = encode_header(header)
+    writer = BundleWriter(sink, key, header_bytes)
+    element_bytes = header.layout.encoding.element_bytes
+    for tile in snapshot.tiles:
+        writer.add(seal_tile(context, tile, codec, element_bytes=element_bytes))
+    for chunk in (*seal_token_ids(context, snapshot.token_ids), *components):
+        writer.add(chunk)
+    manifest = Manifest(
+        producer=snapshot.producer,
+        position=snapshot.position,
+        numerics=numerics,
+        schedule=schedule,
+        references=writer.references,
+        components=(Component(ComponentKind.TARGET, context.identity_digest),),
+    )
+    return writer.finish(seal_manifest(key, header_bytes, manifest))
+
+
+def read_snapshot(reader: Reader) -> SessionCacheSnapshot:
+    """The state that a bundle holds, all of it checked and in memory.
+
+    Raises:
+        IncompleteError: The bundle is a delta: its parent is needed.
+        FormatError: An object is not one; also everything that ``reader.chunks()`` raises.
+    """
+    manifest = reader.index.manifest
+    require_whole(manifest)
+    layout = reader.index.header.layout
+    tiles: list[Tile] = []
+    token_ids: list[int] = []
+    for opened in reader.chunks():
+        if opened.reference.has_rows:
+            tiles.append(tile_of(layout, opened))
+        elif opened.reference.chunk_class is ChunkClass.TOKEN_IDS:
+            token_ids.extend(parse_token_ids(opened))
+    return SessionCacheSnapshot(
+        layout=layout,
+        producer=manifest.producer,
+        position=manifest.position,
+        token_ids=tuple(token_ids),
+        tiles=tuple(tiles),
+    )
+
+
+def parse_token_ids(opened: OpenedChunk) -> tuple[int, ...]:
+    """The ids of an opened TOKEN_IDS chunk, in order.
+
+    Raises:
+        LimitError: An id is outside its cap.
+    """
+    ids = struct.unpack(f"<{opened.reference.token_count}I", opened.plaintext)
+    limits.check_range("token_ids.max", max(ids), 0, limits.TOKEN_ID_MAX)
+    return ids
+
+
+def require_whole(manifest: Manifest) -> None:
+    """Refuse a delta that stands alone.
+
+    Raises:
+        IncompleteError: Names the parent and the cut.
+    """
+    if manifest.parent is not None:
+        raise IncompleteError(
+            f"parent {manifest.parent.manifest_id.hex()[:16]}… (epoch {manifest.parent.epoch}) "
+            f"holds the first {manifest.parent.position} of {manifest.position} tokens"
+        )

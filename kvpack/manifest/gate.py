@@ -1,0 +1,127 @@
+"""The shape gate: does this manifest describe exactly one whole state under this header?
+
+Pure, and asked on both sides: a writer never seals what a reader would refuse. The order of the
+checks is the order of docs/spec/kvpack-v1.md, section 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvpack import limits
+from kvpack.chunk.reference import ChunkReference
+from kvpack.codes import ChunkClass, ComponentKind
+from kvpack.errors import FormatError, IdentityMismatchError, LayoutMismatchError
+from kvpack.header import Header
+from kvpack.layout import LayerKind, Producer
+from kvpack.manifest.model import Manifest
+from kvpack.snapshot import check_coverage, check_producer_encoding
+
+_STATES = (ChunkClass.SAMPLER, ChunkClass.SESSION)
+
+
+def check_manifest(header: Header, manifest: Manifest) -> None:
+    """Refuse a manifest that is not the table of one whole state under ``header``.
+
+    Raises:
+        FormatError: A reference, component or schedule contradicts the rest.
+        LimitError: The position is beyond the layout's context.
+        IdentityMismatchError: The target component is another model than the header's.
+        LayoutMismatchError: Rows or token ids are missing, doubled, or of another size.
+    """
+    limits.check_range("manifest.position", manifest.position, 0, header.layout.max_context_tokens)
+    check_producer_encoding(manifest.producer, header.layout.encoding)
+    _check_components(header, manifest)
+    _check_schedule(manifest)
+    _check_ring_heads(header, manifest)
+    _check_parent(manifest)
+    for index, reference in enumerate(manifest.references):
+        _check_reference(header, manifest, reference, f"manifest.references[{index}]")
+    _check_parts(manifest.references)
+    _check_token_ids(manifest)
+    specs = [reference.tile_spec() for reference in manifest.references if reference.has_rows]
+    check_coverage(header.layout, manifest.position, specs, manifest.cut)
+
+
+def _check_components(header: Header, manifest: Manifest) -> None:
+    found = manifest.components[0].identity_digest
+    if found != header.identity_digest:
+        raise IdentityMismatchError(
+            "manifest.components[0].identity_digest",
+            header.identity_digest.hex()[:16],
+            found.hex()[:16],
+        )
+    declared = manifest.components[-1].kind is ComponentKind.DRAFT
+    present = any(ref.chunk_class is ChunkClass.DRAFT for ref in manifest.references)
+    if declared != present:
+        words = {True: "a draft component", False: "no draft component"}
+        raise FormatError("manifest.components", words[present], words[declared])
+
+
+def _check_schedule(manifest: Manifest) -> None:
+    computed = manifest.schedule.position
+    if computed != manifest.position and (computed or manifest.producer is Producer.ENGINE):
+        raise FormatError("manifest.schedule", f"calls of {manifest.position} tokens", computed)
+
+
+def _check_ring_heads(header: Header, manifest: Manifest) -> None:
+    if manifest.foreign_ring_heads and manifest.producer is not Producer.MLX_LM:
+        expected = f"none for producer {manifest.producer.value}"
+        raise FormatError("manifest.foreign_ring_heads", expected, "some")
+    for ring in manifest.foreign_ring_heads:
+        field = f"manifest.foreign_ring_heads[layer {ring.layer}]"
+        layers = header.layout.layers
+        if ring.layer >= len(layers) or layers[ring.layer].kind is not LayerKind.SWA:
+            raise LayoutMismatchError(field, "a sliding-window layer", "another")
+        rows = layers[ring.layer].held_rows(manifest.position)
+        if ring.head >= max(1, rows):
+            raise LayoutMismatchError(field, f"below {max(1, rows)} rows", ring.head)
+
+
+def _check_parent(manifest: Manifest) -> None:
+    if manifest.parent is not None and manifest.parent.position >= manifest.position:
+        raise FormatError("parent.position", f"below {manifest.position}", manifest.parent.position)
+
+
+def _check_reference(
+    header: Header, manifest: Manifest, reference: ChunkReference, field: str
+) -> None:
+    if reference.epoch > header.epoch:
+        raise FormatError(f"{field}.epoch", f"at most {header.epoch}", reference.epoch)
+    if reference.has_rows:
+        expected = reference.tile_spec().data_bytes(header.layout)
+        if reference.plain_bytes != expected:
+            raise LayoutMismatchError(f"{field}.plain_bytes", expected, reference.plain_bytes)
+        return
+    if reference.chunk_class is ChunkClass.FINAL_LOGITS:
+        expected = manifest.position - 1
+    elif reference.chunk_class in _STATES or not reference.token_count:
+        expected = manifest.position
+    else:
+        return
+    if reference.first_position != expected:
+        raise FormatError(f"{field}.first_position", expected, reference.first_position)
+
+
+def _check_parts(references: Sequence[ChunkReference]) -> None:
+    """Pieces of one payload stand in order: 0, 1, 2, …"""
+    following: dict[object, int] = {}
+    for index, reference in enumerate(references):
+        payload = reference.slot[:-1]
+        expected = following.get(payload, 0)
+        if reference.part != expected:
+            raise FormatError(f"manifest.references[{index}].part", expected, reference.part)
+        following[payload] = expected + 1
+
+
+def _check_token_ids(manifest: Manifest) -> None:
+    reached = manifest.cut
+    for index, reference in enumerate(manifest.references):
+        if reference.chunk_class is not ChunkClass.TOKEN_IDS:
+            continue
+        if reference.first_position != reached:
+            field = f"manifest.references[{index}].first_position"
+            raise LayoutMismatchError(field, reached, reference.first_position)
+        reached += reference.token_count
+    if reached != manifest.position:
+        raise LayoutMismatchError("manifest.token_ids", manifest.position, reached)

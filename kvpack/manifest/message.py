@@ -1,0 +1,127 @@
+"""The manifest as canonical protobuf bytes, and back."""
+
+from __future__ import annotations
+
+from kvpack import codes
+from kvpack.chunk.reference import ChunkReference
+from kvpack.manifest.model import Component, ForeignRingHead, Manifest, ParentReference
+from kvpack.pb.v1 import manifest_pb2 as pb
+from kvpack.wire import rules
+from kvpack.wire.messages import (
+    numerics_message,
+    numerics_value,
+    parse,
+    schedule_message,
+    schedule_value,
+    serialize,
+)
+
+
+def encode_message(manifest: Manifest) -> bytes:
+    """The canonical bytes of ``manifest``."""
+    message = pb.Manifest(
+        window_rule=codes.WINDOW_RULES.code(manifest.window_rule),
+        producer=codes.PRODUCERS.code(manifest.producer),
+        position=manifest.position,
+        numerics=numerics_message(manifest.numerics),
+        schedule=schedule_message(manifest.schedule),
+        components=[_component_message(component) for component in manifest.components],
+        foreign_ring_heads=[
+            pb.ForeignRingHead(layer=ring.layer, head=ring.head)
+            for ring in manifest.foreign_ring_heads
+        ],
+        references=[_reference_message(reference) for reference in manifest.references],
+    )
+    if manifest.parent is not None:
+        message.parent.CopyFrom(_parent_message(manifest.parent))
+    return serialize(message)
+
+
+def decode_message(data: bytes) -> Manifest:
+    """Read a manifest's message: scan, then parse, then build the value that checks itself.
+
+    Raises:
+        FormatError: The bytes are not canonical, or fields contradict each other.
+        LimitError: A field is outside its cap.
+    """
+    message = parse(pb.Manifest(), rules.MANIFEST, data, "manifest")
+    return Manifest(
+        producer=codes.PRODUCERS.member(message.producer, "manifest.producer"),
+        position=message.position,
+        numerics=numerics_value(message.numerics),
+        schedule=schedule_value(message.schedule),
+        references=tuple(_references(message)),
+        components=tuple(_component_value(component) for component in message.components),
+        parent=_parent_value(message.parent) if message.HasField("parent") else None,
+        foreign_ring_heads=tuple(
+            ForeignRingHead(ring.layer, ring.head) for ring in message.foreign_ring_heads
+        ),
+        window_rule=codes.WINDOW_RULES.member(message.window_rule, "manifest.window_rule"),
+    )
+
+
+def _component_message(component: Component) -> pb.Component:
+    kind = codes.COMPONENT_KINDS.code(component.kind)
+    return pb.Component(kind=kind, identity_digest=component.identity_digest)
+
+
+def _component_value(message: pb.Component) -> Component:
+    kind = codes.COMPONENT_KINDS.member(message.kind, "manifest.components.kind")
+    return Component(kind, message.identity_digest)
+
+
+def _parent_message(parent: ParentReference) -> pb.ParentReference:
+    return pb.ParentReference(
+        manifest_id=parent.manifest_id,
+        epoch=parent.epoch,
+        position=parent.position,
+        depth=parent.depth,
+    )
+
+
+def _parent_value(message: pb.ParentReference) -> ParentReference:
+    return ParentReference(message.manifest_id, message.epoch, message.position, message.depth)
+
+
+def _reference_message(reference: ChunkReference) -> pb.ChunkReference:
+    return pb.ChunkReference(
+        chunk_class=codes.CHUNK_CLASSES.code(reference.chunk_class),
+        layers=reference.layers,
+        first_position=reference.first_position,
+        token_count=reference.token_count,
+        part=reference.part,
+        content_id=reference.content_id,
+        seal_id=reference.seal_id,
+        codec=codes.CODECS.code(reference.codec),
+        aead=codes.AEADS.code(reference.aead),
+        epoch=reference.epoch,
+        plain_bytes=reference.plain_bytes,
+        encoded_bytes=reference.encoded_bytes,
+    )
+
+
+def _references(message: pb.Manifest) -> list[ChunkReference]:
+    # A pack has few layer groups and many chunks: equal lists are held once.
+    groups: dict[tuple[int, ...], tuple[int, ...]] = {}
+    references = []
+    for entry in message.references:
+        layers = tuple(entry.layers)
+        references.append(_reference_value(entry, groups.setdefault(layers, layers)))
+    return references
+
+
+def _reference_value(message: pb.ChunkReference, layers: tuple[int, ...]) -> ChunkReference:
+    return ChunkReference(
+        chunk_class=codes.CHUNK_CLASSES.member(message.chunk_class, "manifest.references.class"),
+        layers=layers,
+        first_position=message.first_position,
+        token_count=message.token_count,
+        content_id=message.content_id,
+        seal_id=message.seal_id,
+        codec=codes.CODECS.member(message.codec, "manifest.references.codec"),
+        aead=codes.AEADS.member(message.aead, "manifest.references.aead"),
+        epoch=message.epoch,
+        plain_bytes=message.plain_bytes,
+        encoded_bytes=message.encoded_bytes,
+        part=message.part,
+    )

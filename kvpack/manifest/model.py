@@ -1,0 +1,144 @@
+"""The manifest: what a pack holds, in file order, and what it takes to continue from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvpack import limits
+from kvpack.chunk.reference import ChunkReference, check_ids
+from kvpack.codes import ComponentKind, WindowRule
+from kvpack.errors import FormatError
+from kvpack.identity import CallSchedule, NumericsFingerprint
+from kvpack.layout import Producer
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One model's state in the pack.
+
+    Attributes:
+        kind: The target model, whose rows are FULL and SWA chunks, or its draft model, whose state
+            is DRAFT chunks.
+        identity_digest: 32 bytes: whose state. The target's is the header's identity.
+
+    Raises:
+        LimitError: The digest is not 32 bytes.
+    """
+
+    kind: ComponentKind
+    identity_digest: bytes
+
+    def __post_init__(self) -> None:
+        check_ids(component_identity_digest=self.identity_digest)
+
+
+@dataclass(frozen=True, slots=True)
+class ParentReference:
+    """The pack that a delta continues. Without it the delta is incomplete.
+
+    Attributes:
+        manifest_id: The parent's manifest MAC, 32 bytes.
+        epoch: Epoch of the root under which that MAC was made.
+        position: Tokens taken from the parent: the cut, on the grid.
+        depth: Parents above this pack; 1 where the parent is whole.
+
+    Raises:
+        LimitError: A field is outside its cap.
+        FormatError: The cut is not on the grid.
+    """
+
+    manifest_id: bytes
+    epoch: int
+    position: int
+    depth: int
+
+    def __post_init__(self) -> None:
+        check_ids(parent_manifest_id=self.manifest_id)
+        limits.check_range("parent.epoch", self.epoch, 1, limits.EPOCH_MAX)
+        limits.check_range("parent.position", self.position, 1, limits.POSITION_MAX)
+        limits.check_range("parent.depth", self.depth, 1, limits.PARENT_DEPTH_MAX)
+        if self.position % limits.GRID_TOKENS:
+            expected = f"a multiple of {limits.GRID_TOKENS}"
+            raise FormatError("parent.position", expected, self.position)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignRingHead:
+    """Where a foreign engine's ring of ``layer`` began: the physical row of its oldest row.
+
+    Our own rings begin where their position says; this serves only an export back.
+
+    Raises:
+        LimitError: A field is outside its cap.
+    """
+
+    layer: int
+    head: int
+
+    def __post_init__(self) -> None:
+        limits.check_range("ring_head.layer", self.layer, 0, limits.LAYERS_MAX - 1)
+        limits.check_range("ring_head.head", self.head, 0, limits.POSITION_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The table of contents of one pack. Holds no tokens, no text and no names.
+
+    Attributes:
+        producer: Who computed the rows.
+        position: Tokens that the state stands for; also the next position to be computed.
+        numerics: What decided the bits of the rows.
+        schedule: In which calls they were computed.
+        references: Every chunk of the pack, once, in file order.
+        components: The target, then perhaps the draft.
+        parent: The pack that this one continues, or None for a whole pack.
+        foreign_ring_heads: For packs imported from mlx-lm, ascending by layer.
+        window_rule: Which keys a query of a sliding window sees.
+
+    Raises:
+        LimitError: A field is outside its cap.
+        FormatError: Components, ring heads or references are doubled or out of order.
+    """
+
+    producer: Producer
+    position: int
+    numerics: NumericsFingerprint
+    schedule: CallSchedule
+    references: tuple[ChunkReference, ...]
+    components: tuple[Component, ...]
+    parent: ParentReference | None = None
+    foreign_ring_heads: tuple[ForeignRingHead, ...] = ()
+    window_rule: WindowRule = WindowRule.SELF_AND_BEFORE
+
+    def __post_init__(self) -> None:
+        limits.check_range("manifest.position", self.position, 0, limits.POSITION_MAX)
+        limits.check_range("manifest.references", len(self.references), 0, limits.REFERENCES_MAX)
+        kinds = tuple(component.kind for component in self.components)
+        if kinds not in ((ComponentKind.TARGET,), (ComponentKind.TARGET, ComponentKind.DRAFT)):
+            found = ", ".join(kind.value for kind in kinds) or "none"
+            raise FormatError("manifest.components", "target, or target and draft", found)
+        layers = [ring.layer for ring in self.foreign_ring_heads]
+        if layers != sorted(set(layers)):
+            raise FormatError("manifest.foreign_ring_heads", "each layer once, ascending", layers)
+        _check_unique(self.references)
+
+    @property
+    def cut(self) -> int:
+        """First position that this pack itself holds: 0, or the parent's cut."""
+        return 0 if self.parent is None else self.parent.position
+
+
+def _check_unique(references: tuple[ChunkReference, ...]) -> None:
+    """No two references may stand for one thing, nor for one object.
+
+    Raises:
+        FormatError: Names the second of the two.
+    """
+    slots: set[object] = set()
+    objects: set[tuple[int, bytes]] = set()
+    for index, reference in enumerate(references):
+        name = (reference.epoch, reference.seal_id)
+        if reference.slot in slots or name in objects:
+            raise FormatError(f"manifest.references[{index}]", "each chunk once", "a second time")
+        slots.add(reference.slot)
+        objects.add(name)
