@@ -59,6 +59,7 @@ def load_model(
     if model_type not in ROPE_FLAGS:
         names = ", ".join(sorted(ROPE_FLAGS))
         raise ModelFolderError(f"config.json: model_type {model_type!r} is not among {names}")
+    _require_layer_types(config)
     network = _load_network(folder, model_type)
     _cast(network, dtype)
     probed = _probe(network, _max_context_tokens(config))
@@ -100,13 +101,18 @@ def _load_network(folder: Path, model_type: object) -> Any:  # noqa: ANN401  mlx
         network, _ = load_network(folder, strict=True)
     except (*_BROKEN_FOLDER, OSError) as error:
         raise ModelFolderError(f"{folder}: {model_type}: {_one_line(error)}") from error
-    layer_types = getattr(network.args, "layer_types", None)
-    count = network.args.num_hidden_layers
-    if layer_types is not None and len(layer_types) != count:
-        raise ModelFolderError(
-            f"config.json: layer_types has {len(layer_types)} entries for {count} layers"
-        )
     return network
+
+
+def _require_layer_types(config: dict[str, Any]) -> None:
+    """One kind per layer: mlx-lm would index past a short list and ignore the end of a long one."""
+    nested = config.get("text_config")
+    for source in (config, nested if isinstance(nested, dict) else {}):
+        kinds, count = source.get("layer_types"), source.get("num_hidden_layers")
+        if isinstance(kinds, list) and isinstance(count, int) and len(kinds) != count:
+            raise ModelFolderError(
+                f"config.json: layer_types has {len(kinds)} entries for {count} layers"
+            )
 
 
 def _load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  mlx-lm is untyped

@@ -192,8 +192,8 @@ class Plane:
         Raises:
             RowsNotLiveError: A row of the range is not live.
         """
-        key, value = self._buffers()
         pieces = list(self.origins.segments(first, count))
+        key, value = self._buffers()
         keys = [self._view(key, piece.physical, piece.count) for piece in pieces]
         values = [self._view(value, piece.physical, piece.count) for piece in pieces]
         if len(pieces) == 1:
@@ -208,8 +208,8 @@ class Plane:
         Raises:
             RowsNotLiveError: A row of the range is not live.
         """
-        key, value = self._buffers()
         pieces = list(self.origins.segments(first, count))
+        key, value = self._buffers()
         return self._host_copy(key, pieces), self._host_copy(value, pieces)
 
     def _host_copy(self, buffer: mx.array, pieces: list[Segment]) -> bytes:

@@ -33,12 +33,15 @@ _GEOMETRY: Final[Mapping[str, Any]] = {
     "max_position_embeddings": 131_072,
 }
 
-_CHAT_TEMPLATE: Final = (
-    "{%- for message in messages -%}"
-    "<|role|>{{ message.role }}\n{{ message.content }}<|turn_end|>\n"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}<|role|>assistant\n{%- endif -%}\n"
-)
+#: Line ends are written inside expressions, since Jinja trims them outside.
+_CHAT_TEMPLATE: Final = r"""
+{%- for message in messages -%}
+{{ '<|role|>' + message.role + '\n' + message.content + '<|turn_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|role|>assistant\n' }}
+{%- endif -%}
+"""
 
 
 def tiny_model_files(
