@@ -12,7 +12,7 @@ import hmac
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -101,8 +101,8 @@ class Keyring:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._keys
+    def __iter__(self) -> Iterator[EpochKey]:
+        return iter(self._keys.values())
 
     def get(self, tenant: str, epoch: int) -> EpochKey:
         """The key of ``tenant`` and ``epoch``.

@@ -112,7 +112,7 @@ class _Seen:
         self._marks += _mark(header.reference)
         self.count += 1
 
-    def require(self, index: BundleIndex, walk: ChunkWalk) -> None:
+    def require(self, index: BundleIndex, walk: ChunkWalk, depth: Depth) -> None:
         """Refuse what is not the chunks of ``index``, in its order.
 
         Raises:
@@ -128,7 +128,8 @@ class _Seen:
             if self._marks[32 * number : 32 * number + 32] != _mark(reference):
                 raise not_named_here(number)
         for number, header in self._kept:
-            index.require(walk.key(header.reference.epoch), number, header)
+            key = walk.key(header.reference.epoch)
+            index.require(key, number, header, tag_checked=depth is not Depth.QUICK)
 
 
 def _mark(reference: ChunkReference) -> bytes:
@@ -183,7 +184,7 @@ class ForwardReader:
         seen = _read_chunks(source, walk, depth)
         tail = MANIFEST_MAGIC + source.read_to_end(TAIL_BYTES_MAX)
         self.index: BundleIndex = open_index(key, header_bytes, tail, source.read_bytes)
-        seen.require(self.index, walk)
+        seen.require(self.index, walk, depth)
         self._spooled = None if spool is None else BundleReader(spool, keyring)
 
     @property

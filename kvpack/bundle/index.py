@@ -55,8 +55,14 @@ class BundleIndex:
         """What the bundle's chunks must be bound to, under the key of their epoch."""
         return SealContext(key, self.identity_digest, self.layout_digest)
 
-    def require(self, key: EpochKey, index: int, header: ChunkHeader) -> None:
-        """Refuse an authentic chunk that is not number ``index`` of this bundle.
+    def require(self, key: EpochKey, index: int, header: ChunkHeader, *, tag_checked: bool) -> None:
+        """Refuse a chunk that is not number ``index`` of this bundle.
+
+        Args:
+            key: Root of the chunk's epoch.
+            index: Its place in file order.
+            header: Its header.
+            tag_checked: Whether the header is authentic: only then can it be called another's.
 
         Raises:
             AuthenticationError: The manifest names another chunk there.
@@ -64,7 +70,14 @@ class BundleIndex:
         """
         if header.reference != self.manifest.references[index]:
             raise not_named_here(index)
-        check_binding(self.context(key), header, f"chunks[{index}]")
+        where = f"chunks[{index}]"
+        if tag_checked:
+            check_binding(self.context(key), header, where)
+        elif (header.identity_digest, header.layout_digest) != (
+            self.identity_digest,
+            self.layout_digest,
+        ):
+            raise AuthenticationError(where, "identity or layout digest")
 
 
 def not_named_here(index: int) -> AuthenticationError:
@@ -88,32 +101,62 @@ def open_index(key: EpochKey, header_bytes: bytes, tail: bytes, file_bytes: int)
         IdentityMismatchError: The target component is another model than the header's.
         LayoutMismatchError: The manifest does not describe one whole state.
     """
-    blob, signature, footer_bytes = split_tail(tail, file_bytes, len(header_bytes))
-    footer = decode_footer(footer_bytes, file_bytes)
-    check_blob(blob)
-    check_footer_mac(key, footer_bytes, manifest_id(blob), signature)
+    parts = split_tail(tail, file_bytes, len(header_bytes))
+    blob = parts.manifest_blob
+    check_footer_mac(key, parts.footer_bytes, manifest_id(blob), parts.signature)
     manifest = open_manifest(key, header_bytes, blob)
-    references = manifest.references
-    if footer.chunk_count != len(references):
-        raise FormatError("footer.chunk_count", len(references), footer.chunk_count)
-    chunks_bytes = sum(reference.object_bytes for reference in references)
-    if footer.chunks_bytes != chunks_bytes:
-        raise FormatError("footer.chunks_bytes", chunks_bytes, footer.chunks_bytes)
+    check_totals(parts.footer, manifest)
     header = decode_header(header_bytes)
     return BundleIndex(
         header=header,
         header_bytes=header_bytes,
         manifest=manifest,
         manifest_blob=blob,
-        signature=signature,
-        footer=footer,
+        signature=parts.signature,
+        footer=parts.footer,
         identity_digest=header.identity_digest,
         layout_digest=header.layout_digest,
     )
 
 
-def split_tail(tail: bytes, file_bytes: int, header_bytes: int) -> tuple[bytes, bytes, bytes]:
+def check_totals(footer: Footer, manifest: Manifest) -> None:
+    """The footer counts what the manifest refers to.
+
+    Raises:
+        FormatError: The count or the sum of the objects' lengths differs.
+    """
+    references = manifest.references
+    if footer.chunk_count != len(references):
+        raise FormatError("footer.chunk_count", len(references), footer.chunk_count)
+    chunks_bytes = sum(reference.object_bytes for reference in references)
+    if footer.chunks_bytes != chunks_bytes:
+        raise FormatError("footer.chunks_bytes", chunks_bytes, footer.chunks_bytes)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Tail:
+    """Everything after the last chunk, cut into its parts. Framing only.
+
+    Attributes:
+        manifest_blob: Prefix, message and MAC.
+        signature: Public key and signature, or empty.
+        footer_bytes: The footer as stored.
+        footer: The footer's lengths.
+    """
+
+    manifest_blob: bytes
+    signature: bytes
+    footer_bytes: bytes
+    footer: Footer
+
+
+def split_tail(tail: bytes, file_bytes: int, header_bytes: int) -> Tail:
     """Cut the tail into manifest, signature block and footer, by the footer's lengths.
+
+    Args:
+        tail: Everything after the last chunk.
+        file_bytes: Real length of the file or stream.
+        header_bytes: Real length of the header.
 
     Raises:
         FormatError: The lengths contradict the tail, the header or the file; also VersionError,
@@ -126,4 +169,6 @@ def split_tail(tail: bytes, file_bytes: int, header_bytes: int) -> tuple[bytes, 
     if footer.tail_bytes != len(tail):
         raise FormatError("footer.manifest_bytes", f"a tail of {footer.tail_bytes}", len(tail))
     signature_end = footer.manifest_bytes + footer.signature_bytes
-    return tail[: footer.manifest_bytes], tail[footer.manifest_bytes : signature_end], footer_bytes
+    blob = tail[: footer.manifest_bytes]
+    check_blob(blob)
+    return Tail(blob, tail[footer.manifest_bytes : signature_end], footer_bytes, footer)

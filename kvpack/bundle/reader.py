@@ -6,7 +6,6 @@ import io
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
@@ -37,7 +36,7 @@ def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise FormatError(str(Path(path)), "a regular file", "something else; - reads a pipe")
+        raise FormatError("file", "a regular file", "something else; - reads a pipe")
     return io.FileIO(descriptor, "rb")
 
 
@@ -171,7 +170,7 @@ class BundleReader:
         """
         for index, header, data in self._objects():
             opened = self._walk.open(header, data, f"chunks[{index}]")
-            self._require(index, header)
+            self._require(index, header, tag_checked=True)
             yield opened
 
     def check(self, depth: Depth = Depth.FULL) -> None:
@@ -182,9 +181,10 @@ class BundleReader:
             AuthenticationError: An object was changed or replaced.
             IdentityMismatchError: A chunk of another model; also LayoutMismatchError.
         """
-        for index, header, data in self._objects(with_payload=depth is not Depth.QUICK):
+        payload = depth is not Depth.QUICK
+        for index, header, data in self._objects(with_payload=payload):
             self._walk.check(header, data, f"chunks[{index}]", depth)
-            self._require(index, header)
+            self._require(index, header, tag_checked=payload)
 
     def objects(self) -> Iterator[bytes]:
         """Every object in file order, as stored: to send, or to write into another bundle.
@@ -194,7 +194,7 @@ class BundleReader:
             AuthenticationError: Another object than the manifest names; tags are not checked.
         """
         for index, header, data in self._objects():
-            self._require(index, header)
+            self._require(index, header, tag_checked=False)
             yield bytes(data)
 
     def read_chunk(self, index: int) -> OpenedChunk:
@@ -209,7 +209,7 @@ class BundleReader:
         before = sum(reference.object_bytes for reference in references[:index])
         header, data = self._read(index, self.index.footer.header_bytes + before)
         opened = self._walk.open(header, data, f"chunks[{index}]")
-        self._require(index, header)
+        self._require(index, header, tag_checked=True)
         return opened
 
     def _objects(
@@ -234,5 +234,6 @@ class BundleReader:
             return header, memoryview(b"")
         return header, self._walk.read_object(header, where)
 
-    def _require(self, index: int, header: ChunkHeader) -> None:
-        self.index.require(self._walk.key(header.reference.epoch), index, header)
+    def _require(self, index: int, header: ChunkHeader, *, tag_checked: bool) -> None:
+        key = self._walk.key(header.reference.epoch)
+        self.index.require(key, index, header, tag_checked=tag_checked)

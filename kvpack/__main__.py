@@ -1,0 +1,7 @@
+"""``python -m kvpack`` is the ``kvpack`` command."""
+
+import sys
+
+from kvpack.cli import main
+
+sys.exit(main())
