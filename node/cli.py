@@ -1,0 +1,127 @@
+"""``kvnode``: everything that runs a model or a socket. Heavy imports are inside the commands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final, NoReturn
+
+import click
+
+import kvpack
+from kvpack.errors import EXIT_INTERRUPTED, KvpackError
+from node.config import Address, ServeConfig, prepare_process
+from node.errors import UsageError
+
+_FOLDER: Final = click.Path(path_type=Path, file_okay=False)
+_FILE: Final = click.Path(path_type=Path)
+
+
+class _Commands(click.Group):
+    """Turns errors into one line on standard error and the exit code of their kind."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KvpackError as error:
+            _fail(str(error), error.exit_code)
+        except (KeyboardInterrupt, click.Abort):
+            _fail("interrupted", EXIT_INTERRUPTED)
+
+
+def _fail(message: str, exit_code: int) -> NoReturn:
+    line = " ".join(message.split())
+    sys.stderr.write(f"kvnode: error: {line}\n")
+    raise SystemExit(exit_code)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(kvpack.__version__, prog_name="kvnode")
+def main() -> None:
+    """Runs models, holds sessions and moves them between nodes, bit for bit."""
+    prepare_process()
+
+
+@main.command()
+@click.option("--grpc", "address", required=True, metavar="HOST:PORT", help="Where to listen.")
+@click.option("--model", required=True, type=_FOLDER, help="Model folder.")
+@click.option("--data-dir", required=True, type=_FOLDER, help="This node's own files.")
+@click.option("--credentials", required=True, type=_FOLDER, help="Folder made by enroll.")
+@click.option("--directory", required=True, metavar="sqlite:PATH", help="Who owns what.")
+@click.option("--stop-on-stdin-end", is_flag=True, hidden=True)
+def serve(
+    address: str,
+    model: Path,
+    data_dir: Path,
+    credentials: Path,
+    directory: str,
+    stop_on_stdin_end: bool,
+) -> None:
+    """Serve one model over gRPC with mTLS until SIGTERM.
+
+    \b
+    Example:
+      kvnode serve --grpc 127.0.0.1:7411 --model M --data-dir D --credentials C \\
+          --directory sqlite:directory.sqlite
+    """
+    from node.daemon import serve as run
+
+    config = ServeConfig(Address.parse(address), model, data_dir, credentials, directory)
+    run(config, stop_on_stdin_end=stop_on_stdin_end)
+
+
+@main.group()
+def model() -> None:
+    """Model folders."""
+
+
+@model.command()
+@click.option("--arch", required=True, metavar="NAME", help="muse_glimmer, cohere2, exaone4, afmoe")
+@click.option("--out", required=True, type=_FOLDER, help="Folder to make.")
+@click.option("--seed", required=True, type=int, help="Equal seeds give equal weights.")
+@click.option("--window", default=64, show_default=True, help="Sliding window in tokens.")
+@click.option("--layers", default=8, show_default=True, help="Layers in all.")
+def tiny(arch: str, out: Path, seed: int, window: int, layers: int) -> None:
+    """Make a tiny random hybrid model that mlx_lm loads, too."""
+    from node.tiny import make_tiny_model
+
+    make_tiny_model(out, arch, seed=seed, window=window, layers=layers)
+    click.echo(str(out))
+
+
+@main.command()
+@click.option("--authority", required=True, type=_FOLDER, help="Folder of the authority.")
+@click.option("--credentials", required=True, type=_FOLDER, help="Folder to make.")
+@click.option("--name", required=True, help="Name of the node or client.")
+@click.option("--tenant-key", type=_FILE, help="Key file of kvpack keygen, copied in.")
+def enroll(authority: Path, credentials: Path, name: str, tenant_key: Path | None) -> None:
+    """Make a key and a certificate. The key stays in the credentials folder.
+
+    Makes the authority, too, where its folder has none yet. Other nodes and clients are
+    pinned afterwards, one by one, with: kvnode pin.
+    """
+    from node.enroll import enroll as make
+    from node.handover import copy_tenant_key
+
+    make(authority, credentials, name)
+    if tenant_key is not None:
+        copy_tenant_key(tenant_key, credentials)
+    click.echo(str(credentials / "node-cert.pem"))
+
+
+@main.command()
+@click.option("--credentials", required=True, type=_FOLDER, help="Folder made by enroll.")
+@click.option("--node", "nodes", type=_FILE, multiple=True, help="Certificate of another node.")
+@click.option("--client", "clients", type=_FILE, multiple=True, help="Certificate of a client.")
+def pin(credentials: Path, nodes: tuple[Path, ...], clients: tuple[Path, ...]) -> None:
+    """Pin certificates: nodes may move sessions here, clients may use them."""
+    from node.files import read_public
+    from node.trust import Role
+    from node.trust import pin as pin_one
+
+    if not nodes and not clients:
+        raise UsageError("nothing to pin: give --node or --client")
+    for role, paths in ((Role.NODE, nodes), (Role.CLIENT, clients)):
+        for path in paths:
+            peer = pin_one(credentials, read_public(path), role)
+            click.echo(f"{peer.name} {peer.digest.hex()}")

@@ -1,0 +1,101 @@
+"""What a node process is told: its options, and the few process-wide settings.
+
+The only file that reads or writes the environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from node.errors import UsageError
+
+#: TLS 1.2 suites that need an RSA certificate. Ours are ECDSA (:mod:`node.enroll`), so no TLS 1.2
+#: handshake can find a suite: grpc-python has no option for a lowest version.
+_RSA_ONLY_SUITES: Final = "ECDHE-RSA-AES256-GCM-SHA384"
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_TOP_PAD: Final = -2
+_M_MMAP_THRESHOLD: Final = -3
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen or connect. ``port`` 0 lets the system choose.
+
+    Raises:
+        UsageError: Not ``HOST:PORT`` with a port of 0 to 65,535.
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read ``HOST:PORT`` or ``[IPv6]:PORT``."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isascii() or not port.isdigit() or len(port) > 5:
+            raise UsageError(f"address {text!r}: expected HOST:PORT")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise UsageError(f"port {self.port}: expected 0 to 65535")
+        if not self.host or not self.host.isprintable() or " " in self.host:
+            raise UsageError(f"host {self.host!r}: expected a name or an address")
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Options of ``kvnode serve``."""
+
+    address: Address
+    model_dir: Path
+    data_dir: Path
+    credentials_dir: Path
+    directory_url: str
+
+
+def prepare_process() -> None:
+    """Settings that must be made before gRPC is first used. Called by the command, not on import.
+
+    TLS below 1.3 is shut off, gRPC's own log is silenced (ours states refusals), and glibc's
+    malloc is told to keep large buffers: without that every message of some MiB is mapped,
+    faulted in and unmapped again, which halves the throughput.
+    """
+    os.environ["GRPC_SSL_CIPHER_SUITES"] = _RSA_ONLY_SUITES
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    _tune_malloc()
+
+
+def tls13_only() -> bool:
+    """Whether :func:`prepare_process` has shut off older TLS."""
+    return os.environ.get("GRPC_SSL_CIPHER_SUITES") == _RSA_ONLY_SUITES
+
+
+def child_environment(package_parent: Path) -> dict[str, str]:
+    """The environment for a child process of ours: it imports the same packages as we do."""
+    environment = dict(os.environ)
+    inherited = environment.get("PYTHONPATH")
+    paths = [str(package_parent), *([inherited] if inherited else [])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def _tune_malloc() -> None:
+    if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
+        return
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return
+    # Each of the first two alone is slower than neither (limits of the data plane, section 4).
+    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+    libc.mallopt(_M_TOP_PAD, 64 << 20)

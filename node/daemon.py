@@ -1,0 +1,62 @@
+"""``kvnode serve``: a node in the foreground until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+
+from node.config import ServeConfig
+from node.server import Node, running
+
+log = logging.getLogger(__name__)
+
+
+def serve(config: ServeConfig, *, stop_on_stdin_end: bool) -> None:
+    """Serve until SIGTERM or SIGINT. Prints one JSON line once it accepts calls.
+
+    Args:
+        config: What to serve, and where.
+        stop_on_stdin_end: Stop also when standard input ends: a parent that dies takes us along.
+
+    Raises:
+        KvpackError: The node could not be started.
+    """
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    asyncio.run(_serve(config, stop_on_stdin_end))
+
+
+async def _serve(config: ServeConfig, stop_on_stdin_end: bool) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if stop_on_stdin_end:
+        await _watch_stdin(stop)
+    async with running(config) as node:
+        sys.stdout.write(_announcement(node))
+        sys.stdout.flush()
+        log.info("node %s serves on %s", node.name, node.address)
+        await stop.wait()
+        log.info("stopping")
+
+
+def _announcement(node: Node) -> str:
+    line = {"node": node.name, "address": str(node.address), "pid": os.getpid()}
+    return json.dumps(line) + "\n"
+
+
+async def _watch_stdin(stop: asyncio.Event) -> None:
+    class _UntilEnd(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            stop.set()
+
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(_UntilEnd, sys.stdin)

@@ -1,0 +1,79 @@
+"""The one thread on which a model is loaded and every call into it runs.
+
+MLX binds its streams to the thread that made them, so the thread is part of the model. Callers
+wait in line; the line has a bound, and who finds it full is told so at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+
+from node.errors import NodeBusyError
+
+if TYPE_CHECKING:
+    from engine import Model
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+#: Calls that may wait for the engine at once.
+WAITING_CALLS_MAX: Final = 64
+
+
+class EngineThread:
+    """Owns the thread and the model. ``call`` is the only way in."""
+
+    def __init__(self, executor: ThreadPoolExecutor, model: Model) -> None:
+        self._executor = executor
+        self._waiting = 0
+        self.model = model
+
+    @classmethod
+    async def load(cls, model_dir: Path) -> EngineThread:
+        """Start the thread and load the model on it.
+
+        Raises:
+            ModelFolderError: The folder lacks something; the message names it.
+        """
+        executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        try:
+            model = await asyncio.get_running_loop().run_in_executor(executor, _load, model_dir)
+        except BaseException:
+            executor.shutdown(wait=False)
+            raise
+        return cls(executor, model)
+
+    async def call(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Run ``work`` on the engine thread.
+
+        A caller that is cancelled meanwhile stops waiting; ``work`` still runs to its end. So
+        whatever ``work`` changes together it must change within this one call.
+
+        Raises:
+            NodeBusyError: Too many calls wait already.
+        """
+        if self._waiting >= WAITING_CALLS_MAX:
+            raise NodeBusyError(f"{self._waiting} calls wait for the engine")
+        self._waiting += 1
+        future = self._executor.submit(work, *args, **kwargs)
+        # Not in a finally: a cancelled caller's work is still in the line.
+        loop = asyncio.get_running_loop()
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._left))
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Let running work end and stop the thread."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _left(self) -> None:
+        self._waiting -= 1
+
+
+def _load(model_dir: Path) -> Model:
+    from engine import load_model
+
+    return load_model(model_dir)

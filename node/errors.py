@@ -1,0 +1,160 @@
+"""What can go wrong in a node, below the one root of :mod:`kvpack.errors`.
+
+``reason`` is a stable word for programs; :mod:`node.status` gives each class its gRPC code. No
+message holds tokens, text or keys.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from kvpack.errors import EXIT_MISMATCH, EXIT_NOT_AUTHENTIC, EXIT_USAGE, KvpackError
+
+
+class NodeError(KvpackError):
+    """Root of the errors that only a node raises."""
+
+    reason: ClassVar[str] = "node_failure"
+
+
+class UsageError(NodeError):
+    """A command was given something that it cannot work with: a file, an address, a number."""
+
+    reason = "usage"
+    exit_code = EXIT_USAGE
+
+
+class ListenError(NodeError):
+    """The address cannot be bound: in use, not ours, not permitted."""
+
+    reason = "cannot_listen"
+
+
+class CredentialsError(NodeError):
+    """A credentials folder is not usable: a file is missing, readable by others, a link."""
+
+    reason = "bad_credentials"
+
+
+class PeerRefusedError(NodeError):
+    """The peer's certificate is signed, but is not pinned for what it asks.
+
+    Why is for this node's log; the peer learns nothing but that it was refused.
+    """
+
+    reason = "peer_refused"
+    exit_code = EXIT_NOT_AUTHENTIC
+
+
+class PeerUnavailableError(NodeError):
+    """The other node did not answer, or answered with a failure of its own."""
+
+    reason = "peer_unavailable"
+
+
+class PeerAnswerError(NodeError):
+    """The other node refused; ``peer_reason`` is its stable word, the message its sentence."""
+
+    reason = "refused_by_peer"
+
+    def __init__(self, peer_reason: str, message: str) -> None:
+        self.peer_reason = peer_reason
+        super().__init__(message)
+
+
+class SessionNotFoundError(NodeError):
+    """No session of that id on this node."""
+
+    reason = "session_not_found"
+
+
+class SessionExistsError(NodeError):
+    """The session id is taken."""
+
+    reason = "session_exists"
+
+
+class SessionFrozenError(NodeError):
+    """The session is being handed over. Retry: soon it serves here again or on its new owner."""
+
+    reason = "session_frozen"
+
+
+class SessionStateError(NodeError):
+    """The session cannot do that now: nothing to generate from, context full, already moving."""
+
+    reason = "session_state"
+
+
+class StaleTokenError(NodeError):
+    """The ownership token is not the current one: somebody else owns, or owned, since."""
+
+    reason = "stale_token"
+
+
+class NodeBusyError(NodeError):
+    """A bound was reached: sessions, transfers, waiting calls. Retry later."""
+
+    reason = "busy"
+
+
+class TransferNotFoundError(NodeError):
+    """No transfer of that number from that source."""
+
+    reason = "transfer_not_found"
+
+
+class TransferStateError(NodeError):
+    """The transfer is in a state in which that message is refused."""
+
+    reason = "transfer_state"
+
+
+class TransferFailedError(NodeError):
+    """A move did not come about; the message says in which state both sides are left."""
+
+    reason = "transfer_failed"
+
+
+class ReplayError(NodeError):
+    """The transfer number was used before, for something else or to its end."""
+
+    reason = "replayed"
+
+
+class InventoryError(NodeError):
+    """What was pushed is not what was announced: a chunk is missing, twice, strange or late."""
+
+    reason = "inventory"
+
+
+class ConsentError(NodeError):
+    """The numerics differ, so a continuation can only be ``compatible``; nobody consented."""
+
+    reason = "consent_needed"
+    exit_code = EXIT_MISMATCH
+
+
+class ProbeError(NodeError):
+    """Numerics are equal, yet the boundary call gave other logits: nothing was installed."""
+
+    reason = "probe_mismatch"
+    exit_code = EXIT_MISMATCH
+
+
+class DirectoryError(NodeError):
+    """The directory could not be read or written; nothing was changed."""
+
+    reason = "directory_unavailable"
+
+
+class DirectoryAmbiguousError(DirectoryError):
+    """A write to the directory may or may not have happened: settle it by nonce and re-read."""
+
+    reason = "directory_ambiguous"
+
+
+class JournalError(NodeError):
+    """The transfer journal could not be read or written."""
+
+    reason = "journal_unavailable"

@@ -1,0 +1,98 @@
+"""Private files: 0600 from birth in 0700 folders, never through a link, never over another file."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from node.errors import CredentialsError
+
+#: Certificates, keys and pins are a few KiB; nothing larger is read.
+PRIVATE_FILE_BYTES_MAX: Final = 64 << 10
+
+
+def make_private_folder(path: Path) -> None:
+    """Create ``path`` with mode 0700, or check that it is a folder of ours that others cannot use.
+
+    Raises:
+        CredentialsError: It is a link, no folder, another user's, or open to others.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        raise CredentialsError(f"{path}: cannot be made ({error.strerror})") from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise CredentialsError(f"{path}: expected a folder, not a link or a file")
+    if status.st_uid != os.geteuid():
+        raise CredentialsError(f"{path}: belongs to another user")
+    if status.st_mode & 0o077:
+        raise CredentialsError(f"{path}: mode {status.st_mode & 0o777:04o}, expected 0700")
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a new 0600 file and make it durable. Never replaces, never follows a link.
+
+    Raises:
+        CredentialsError: The name exists, or the file cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as sink:
+            sink.write(content)
+            sink.flush()
+            os.fsync(sink.fileno())
+    except FileExistsError as error:
+        raise CredentialsError(f"{path}: exists already, and is not replaced") from error
+    except OSError as error:
+        raise CredentialsError(f"{path}: cannot be written ({error.strerror})") from error
+    _sync_folder(path.parent)
+
+
+def read_private(path: Path) -> bytes:
+    """Read a file that only its owner can read.
+
+    Raises:
+        CredentialsError: Missing, a link, no regular file, another user's, open to others, large.
+    """
+    return _read(path, forbidden_bits=0o077)
+
+
+def read_public(path: Path) -> bytes:
+    """Read a certificate: others may read it, but not write it.
+
+    Raises:
+        CredentialsError: Missing, a link, no regular file, another user's, writable, large.
+    """
+    return _read(path, forbidden_bits=0o022)
+
+
+def _read(path: Path, forbidden_bits: int) -> bytes:
+    try:
+        # Not blocking: opening a named pipe would wait for a writer for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise CredentialsError(f"{path}: cannot be opened ({error.strerror})") from error
+    with os.fdopen(descriptor, "rb") as source:
+        # The checks are made on the open file: a name could change its meaning in between.
+        status = os.fstat(source.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise CredentialsError(f"{path}: expected a regular file")
+        if status.st_uid != os.geteuid():
+            raise CredentialsError(f"{path}: belongs to another user")
+        if status.st_mode & forbidden_bits:
+            raise CredentialsError(f"{path}: mode {status.st_mode & 0o777:04o} is too open")
+        content = source.read(PRIVATE_FILE_BYTES_MAX + 1)
+    if len(content) > PRIVATE_FILE_BYTES_MAX:
+        raise CredentialsError(f"{path}: larger than {PRIVATE_FILE_BYTES_MAX} bytes")
+    return content
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

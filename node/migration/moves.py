@@ -1,0 +1,100 @@
+"""The moves that this node makes: each one a task of its own, watched by whoever asked for it.
+
+A client that hangs up stops watching; the move goes on. An ownership that is half handed over is
+not a thing to drop because somebody closed a terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from node.binding import PackBinding
+from node.directory import OwnershipToken
+from node.errors import SessionStateError
+from node.migration.source import Move, Moved, Order, Progress, Source
+
+log = logging.getLogger(__name__)
+
+#: Progress that nobody reads is dropped, not kept.
+EVENTS_MAX: Final = 64
+
+#: How long a stopping node waits for its moves to end by themselves.
+STOP_S: Final = 10.0
+
+
+class Moves:
+    """Starts moves and keeps them until they have ended."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._tasks: set[asyncio.Task[Moved]] = set()
+
+    @property
+    def binding(self) -> PackBinding:
+        """What this node's packs are bound to."""
+        return self._source.binding
+
+    async def start(
+        self,
+        session_id: str,
+        token: OwnershipToken,
+        token_ids: Sequence[int],
+        order: Order,
+    ) -> AsyncIterator[Progress | Moved]:
+        """Append ``token_ids``, move the session, and tell how it goes; the last event is Moved.
+
+        Raises:
+            TransferFailedError: The move did not come about; the session serves here.
+            SessionStateError: There is nothing to move.
+        """
+        events: asyncio.Queue[Progress] = asyncio.Queue(EVENTS_MAX)
+        task = asyncio.create_task(self._run(session_id, token, token_ids, order, events))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        while not task.done() or not events.empty():
+            waiting = asyncio.ensure_future(events.get())
+            try:
+                await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
+                if waiting.done():
+                    yield waiting.result()
+            finally:
+                waiting.cancel()
+        yield task.result()
+
+    async def close(self) -> None:
+        """Wait for the moves under way, then stop those that would not end."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=STOP_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    async def _run(
+        self,
+        session_id: str,
+        token: OwnershipToken,
+        token_ids: Sequence[int],
+        order: Order,
+        events: asyncio.Queue[Progress],
+    ) -> Moved:
+        def report(progress: Progress) -> None:
+            if not events.full():
+                events.put_nowait(progress)
+
+        async with self._source.sessions.hold(session_id, token) as session:
+            await self._source.engine.call(session.extend, token_ids)
+            if session.next_index < 2:
+                raise SessionStateError(
+                    f"session {session_id}: {session.next_index} tokens are known; "
+                    "a move needs a row and a boundary token"
+                )
+            return await Move(self._source, session, order, report).run()
+
+    def _ended(self, task: asyncio.Task[Moved]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.info("a move ended: %s", task.exception())

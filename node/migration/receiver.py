@@ -1,0 +1,203 @@
+"""What has arrived of one transfer: rows in a detached generation, objects in a private file.
+
+Every chunk is opened (which checks its tag, model, layout and tenant) before anything is done with
+it. Its rows are scattered at once; its object goes, as it came, into the pack being written. No
+name on disk and no session points here until the commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from kvpack.bundle import parse_token_ids
+from kvpack.chunk import (
+    ChunkClass,
+    ChunkReference,
+    OpenedChunk,
+    open_chunk,
+    parse_chunk,
+    tile_of,
+)
+from kvpack.errors import LayoutMismatchError
+from kvpack.identity import CallSchedule
+from kvpack.manifest import open_manifest
+from node.binding import PackBinding
+from node.engine_thread import EngineThread
+from node.errors import InventoryError
+from node.migration.messages import Inventory, Offer
+from node.migration.spool import Spool
+from node.state import decode_state
+
+if TYPE_CHECKING:
+    from engine import Generation, Installer
+
+_ACCEPTED: Final = frozenset(
+    {ChunkClass.FULL, ChunkClass.SWA, ChunkClass.TOKEN_IDS, ChunkClass.SESSION}
+)
+
+
+class Receiver:
+    """Takes the chunks of one transfer, in any order, until it is sealed or dropped."""
+
+    def __init__(
+        self,
+        engine: EngineThread,
+        binding: PackBinding,
+        offer: Offer,
+        installer: Installer,
+        spool: Spool,
+    ) -> None:
+        self._engine = engine
+        self._binding = binding
+        self._offer = offer
+        self._installer: Installer | None = installer
+        self._spool = spool
+        self._references: list[ChunkReference] = []
+        self._seal_ids: set[bytes] = set()
+        self._token_ids: dict[int, tuple[int, ...]] = {}
+        self._pending: int | None = None
+        self._manifest = b""
+
+    @classmethod
+    async def begin(
+        cls,
+        engine: EngineThread,
+        binding: PackBinding,
+        offer: Offer,
+        make_spool: Callable[[], Spool],
+    ) -> Receiver:
+        """Take the memory and begin the private file.
+
+        Raises:
+            PublishError: The folder or the volume refuses.
+            LimitError: The position is outside the model's context.
+        """
+        installer = await engine.call(engine.model.installer, offer.position)
+        return cls(engine, binding, offer, installer, await asyncio.to_thread(make_spool))
+
+    @property
+    def objects(self) -> int:
+        """Chunks received."""
+        return len(self._references)
+
+    @property
+    def object_bytes(self) -> int:
+        """Their bytes, as objects."""
+        return sum(reference.object_bytes for reference in self._references)
+
+    async def take(self, piece: memoryview) -> None:
+        """Take one chunk object.
+
+        Raises:
+            InventoryError: It was here before, or does not belong to such a pack.
+            FormatError: It is not a chunk of this session; also LimitError, AuthenticationError,
+                UnknownKeyError, IdentityMismatchError and LayoutMismatchError.
+            PublishError: The disk is full.
+        """
+        where = f"chunks[{self.objects}]"
+        reference = parse_chunk(piece)
+        self._check_new(reference, where)
+        opened = await asyncio.to_thread(self._open_and_spool, piece, where)
+        if reference.has_rows:
+            tile = tile_of(self._binding.layout, opened)
+            await self._engine.call(self._require_installer().scatter, tile)
+        elif reference.chunk_class is ChunkClass.TOKEN_IDS:
+            self._token_ids[reference.first_position] = parse_token_ids(opened)
+        else:
+            self._pending = decode_state(opened.plaintext)
+        self._seal_ids.add(reference.seal_id)
+        self._references.append(reference)
+
+    async def seal(self, inventory: Inventory) -> tuple[Generation, list[int]]:
+        """Gate everything that arrived against the manifest; gives the detached generation.
+
+        Returns:
+            The generation at the cut, and all known tokens: the cut's and the boundary token.
+
+        Raises:
+            InventoryError: What arrived is not what was sealed.
+            AuthenticationError: The manifest's MAC does not match.
+            FormatError: The gate refuses; also LimitError, IdentityMismatchError and
+                LayoutMismatchError.
+        """
+        schedule = await asyncio.to_thread(self._gate, inventory)
+        if self._pending is None:
+            raise InventoryError("no session chunk arrived")
+        token_ids = [i for first in sorted(self._token_ids) for i in self._token_ids[first]]
+        if len(token_ids) != self._offer.position:
+            raise LayoutMismatchError("token_ids", self._offer.position, len(token_ids))
+        generation = await self._engine.call(self._require_installer().finish, schedule)
+        self._installer = None
+        self._manifest = inventory.manifest
+        return generation, [*token_ids, self._pending]
+
+    async def publish(self) -> None:
+        """Finish the pack and make it durable under its name.
+
+        Raises:
+            PublishError: The name exists, or the disk refuses.
+        """
+        await asyncio.to_thread(self._spool.publish, self._manifest)
+
+    async def drop(self) -> None:
+        """Free the memory and remove the file, private or published."""
+        self._installer = None
+        await asyncio.to_thread(self._spool.drop)
+
+    def read_logits(self, sealed: bytes) -> bytes:
+        """The boundary logits of the source, from their chunk object.
+
+        Raises:
+            InventoryError: A chunk of another class or position.
+            FormatError: It does not open; also AuthenticationError and the like.
+        """
+        opened = open_chunk(self._binding.context, sealed, "seal.boundary_logits")
+        reference = opened.reference
+        found = (reference.chunk_class, reference.first_position)
+        if found != (ChunkClass.FINAL_LOGITS, self._offer.position):
+            raise InventoryError("seal.boundary_logits: not the boundary call's logits")
+        return bytes(opened.plaintext)
+
+    def _check_new(self, reference: ChunkReference, where: str) -> None:
+        """With the installer's own checks this bounds what one transfer can make us hold."""
+        if reference.chunk_class not in _ACCEPTED:
+            raise InventoryError(f"{where}: class {reference.chunk_class.value} is not sent")
+        if reference.seal_id in self._seal_ids:
+            raise InventoryError(f"{where}: this chunk was here before")
+        if reference.chunk_class is ChunkClass.SESSION and self._pending is not None:
+            raise InventoryError(f"{where}: a second session chunk")
+        if reference.chunk_class is ChunkClass.TOKEN_IDS and (
+            reference.first_position + reference.token_count > self._offer.position
+            or reference.first_position in self._token_ids
+        ):
+            raise InventoryError(f"{where}: token ids beyond the cut, or twice")
+
+    def _open_and_spool(self, piece: memoryview, where: str) -> OpenedChunk:
+        opened = open_chunk(self._binding.context, piece, where)
+        self._spool.add(piece)
+        return opened
+
+    def _gate(self, inventory: Inventory) -> CallSchedule:
+        key, header = self._binding.key, self._offer.header_bytes
+        manifest = open_manifest(key, header, inventory.manifest)
+        if manifest.position != self._offer.position:
+            raise InventoryError(
+                f"sealed at position {manifest.position}, prepared for {self._offer.position}"
+            )
+        if manifest.numerics != self._offer.numerics:
+            raise InventoryError("sealed under other numerics than were prepared for")
+        if (inventory.objects, inventory.object_bytes) != (self.objects, self.object_bytes):
+            raise InventoryError(
+                f"sealed {inventory.objects} chunks of {inventory.object_bytes} bytes; "
+                f"{self.objects} of {self.object_bytes} bytes arrived"
+            )
+        if manifest.references != tuple(self._references):
+            raise InventoryError("the sealed references are not those of the chunks that arrived")
+        return manifest.schedule
+
+    def _require_installer(self) -> Installer:
+        if self._installer is None:
+            raise RuntimeError("no installer: sealed or dropped")
+        return self._installer

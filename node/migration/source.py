@@ -1,0 +1,322 @@
+"""The giving end of a move. Performs the effects of ``table.SOURCE`` and feeds back events.
+
+Up to Seal a failure only ends the move: the session serves on under its old token. From Seal on it
+is frozen until the directory says who owns it. If that is still this node, it raises the revision
+by a compare-and-swap of its own before it serves again: the target's then fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc.aio
+
+from kvpack.chunk import ChunkClass, seal_component
+from kvpack.errors import KvpackError
+from kvpack.wire import encode_numerics
+from node.binding import PackBinding
+from node.config import Address
+from node.directory import NONCE_BYTES
+from node.engine_thread import EngineThread
+from node.errors import (
+    DirectoryError,
+    NodeError,
+    StaleTokenError,
+    TransferFailedError,
+)
+from node.migration import wire
+from node.migration.feed import Fed, Feed
+from node.migration.journal import Journal
+from node.migration.table import SOURCE, Machine, SourceEffect, SourceEvent, SourceState
+from node.migration.timeline import TargetTimes, Timeline
+from node.packs import manifest_blob
+from node.pb.v1 import migration_pb2 as pb
+from node.session import Phase, Session
+from node.sessions import Sessions
+
+log = logging.getLogger(__name__)
+
+PREPARE_S: Final = 15.0
+SEAL_S: Final = 60.0
+COMMIT_S: Final = 60.0
+ABORT_S: Final = 5.0
+
+#: Between two looks at a directory that is away.
+WAIT_FIRST_S: Final = 0.2
+WAIT_MOST_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What every move of one node needs."""
+
+    sessions: Sessions
+    engine: EngineThread
+    binding: PackBinding
+    journal: Journal
+    connect: Callable[[str, Address], grpc.aio.Channel]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Where to, and whether a continuation that is not bit-exact will do."""
+
+    target: str
+    address: Address
+    accept_compatible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a move is."""
+
+    step: str
+    computed_tokens: int
+    total_tokens: int
+    sent_payload_bytes: int
+    total_payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A move that came about."""
+
+    target: str
+    reply: pb.CommitReply
+    timeline: Timeline
+    wire_bytes: int
+    objects: int
+
+
+class Move:
+    """One move of one session. ``run`` is called once, with the session held."""
+
+    def __init__(
+        self, source: Source, session: Session, order: Order, report: Callable[[Progress], None]
+    ) -> None:
+        self._source = source
+        self._session = session
+        self._order = order
+        self._report = report
+        self._machine = Machine(SOURCE, SourceState.IDLE)
+        self._timeline = Timeline(time.monotonic())
+        self._meter = wire.Meter()
+        self._feed = Feed(
+            source.engine, source.binding, session, self._timeline, self._report_progress
+        )
+        self._channel = source.connect(order.target, order.address)
+        self._stub = wire.MigrationStub(self._channel, self._meter)
+        self._transfer = pb.TransferRef()
+        self._fed: Fed | None = None
+        self._reply: pb.CommitReply | None = None
+        self._failure: KvpackError | None = None
+        self._token = session.token
+        self._wait_s = WAIT_FIRST_S
+        self._compatible = False
+        self._effects: Mapping[SourceEffect, Callable[[], Awaitable[SourceEvent | None]]] = {
+            SourceEffect.PREPARE: self._prepare,
+            SourceEffect.STREAM: self._stream,
+            SourceEffect.SEAL: self._seal,
+            SourceEffect.COMMIT: self._commit,
+            SourceEffect.READ_OWNER: self._read_owner,
+            SourceEffect.RAISE: self._raise,
+            SourceEffect.WAIT: self._wait,
+            SourceEffect.ABORT: self._abort,
+            SourceEffect.THAW: self._thaw,
+            SourceEffect.RELEASE: self._release,
+        }
+
+    @property
+    def state(self) -> SourceState:
+        """Where the move stands."""
+        return self._machine.state
+
+    async def run(self) -> Moved:
+        """Move the session, or leave it serving here.
+
+        Raises:
+            TransferFailedError: The session stayed, or moved without an answer; says which.
+        """
+        try:
+            event: SourceEvent | None = SourceEvent.START
+            while event is not None:
+                effect = self._machine.on(event)
+                log.info(
+                    "move of %s to %s: %s", self._session.session_id, self._order.target,
+                    self._machine.state.value,
+                )  # fmt: skip
+                event = await self._effects[effect]()
+        finally:
+            await self._channel.close()
+        return self._outcome()
+
+    def _outcome(self) -> Moved:
+        if self._machine.state is SourceState.RELEASED:
+            if self._reply is None:
+                raise TransferFailedError(
+                    f"the session moved to node {self._order.target}, but its answer was lost"
+                )
+            objects = 0 if self._fed is None else len(self._fed.references)
+            return Moved(
+                self._order.target, self._reply, self._timeline, self._meter.wire_bytes, objects
+            )
+        raise TransferFailedError(
+            f"{self._failure}; the session stays on this node"
+        ) from self._failure
+
+    async def _prepare(self) -> SourceEvent:
+        binding, session = self._source.binding, self._session
+        self._report_progress()
+        try:
+            epoch = binding.key.epoch
+            number = await self._source.journal.next_number(self._order.target, epoch)
+            self._transfer = wire.transfer_ref(epoch, number)
+            request = pb.PrepareRequest(
+                transfer=self._transfer,
+                session_id=session.session_id,
+                mode=pb.MODE_MOVE,
+                token=wire.token_message(session.token),
+                pack_header=binding.header_bytes,
+                numerics=encode_numerics(binding.numerics),
+                position=self._feed.plan.position,
+                accept_compatible=self._order.accept_compatible,
+            )
+            reply = await self._ask(self._stub.prepare, request, PREPARE_S)
+        except NodeError as error:
+            return self._failed(error, SourceEvent.PREPARE_FAILED)
+        self._compatible = reply.continuation == pb.CONTINUATION_COMPATIBLE
+        return SourceEvent.PREPARED
+
+    async def _stream(self) -> SourceEvent:
+        try:
+            self._fed = await self._feed.run(self._stub, self._transfer, self._order.target)
+        except KvpackError as error:
+            return self._failed(error, SourceEvent.PUSH_FAILED)
+        return SourceEvent.PUSHED
+
+    async def _seal(self) -> SourceEvent:
+        self._session.phase = Phase.FROZEN
+        self._report_progress()
+        if self._fed is None:
+            raise RuntimeError("sealing before streaming")
+        fed, binding = self._fed, self._source.binding
+        logits = fed.boundary.logits
+        if logits is None:
+            raise RuntimeError("a boundary call without logits")
+        request = pb.SealRequest(
+            transfer=self._transfer,
+            manifest=manifest_blob(binding, self._feed.plan.position, fed.schedule, fed.references),
+            objects=len(fed.references),
+            object_bytes=fed.object_bytes,
+            boundary_digest=logits.digest(),
+        )
+        if self._compatible:
+            # The numerics differ: drift can only be measured on the logits themselves.
+            position = self._feed.plan.position
+            request.boundary_logits = seal_component(
+                binding.context, ChunkClass.FINAL_LOGITS, position, 1, logits.data
+            ).object
+        try:
+            await self._ask(self._stub.seal, request, SEAL_S)
+        except NodeError as error:
+            return self._failed(error, SourceEvent.SEAL_FAILED)
+        self._timeline.sealed_s = time.monotonic()
+        return SourceEvent.SEALED
+
+    async def _commit(self) -> SourceEvent:
+        self._report_progress()
+        try:
+            await self._ask_commit()
+        except NodeError as error:
+            return self._failed(error, SourceEvent.COMMIT_FAILED)
+        return SourceEvent.COMMIT_ANSWERED
+
+    async def _read_owner(self) -> SourceEvent:
+        sessions = self._source.sessions
+        try:
+            entry = await sessions.directory.owner(self._session.session_id)
+        except DirectoryError as error:
+            return self._failed(error, SourceEvent.DIRECTORY_DOWN)
+        if entry is None or entry.node != sessions.node:
+            return SourceEvent.OWNER_OTHER
+        # A raise whose reply was lost may have happened: start from the token that stands there.
+        self._token = entry.token
+        if self._failure is None:
+            self._failure = TransferFailedError(
+                f"node {self._order.target} answered, but does not own the session"
+            )
+        return SourceEvent.OWNER_SELF
+
+    async def _raise(self) -> SourceEvent:
+        sessions = self._source.sessions
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        try:
+            self._session.token = await sessions.directory.transfer(
+                self._session.session_id, self._token, sessions.node, nonce
+            )
+        except StaleTokenError:
+            return SourceEvent.RAISE_LOST
+        except DirectoryError as error:
+            return self._failed(error, SourceEvent.DIRECTORY_DOWN)
+        return SourceEvent.RAISED
+
+    async def _wait(self) -> SourceEvent:
+        await asyncio.sleep(self._wait_s)
+        self._wait_s = min(WAIT_MOST_S, 2 * self._wait_s)
+        return await self._read_owner()
+
+    async def _abort(self) -> None:
+        if self._transfer.number:
+            try:
+                await self._ask(self._stub.abort, pb.AbortRequest(transfer=self._transfer), ABORT_S)
+            except NodeError as error:
+                # The target's lease ends the transfer without us; nothing there can commit it.
+                log.info("abort of %s: %s", self._session.session_id, error)
+
+    async def _thaw(self) -> None:
+        self._session.phase = Phase.ACTIVE
+        await self._abort()
+
+    async def _release(self) -> None:
+        await self._source.sessions.drop(self._session)
+        if self._reply is None:
+            # Commit is idempotent: it answers again what it answered before.
+            try:
+                await self._ask_commit()
+            except NodeError as error:
+                log.warning("move of %s: %s", self._session.session_id, error)
+
+    async def _ask_commit(self) -> None:
+        request = pb.CommitRequest(transfer=self._transfer)
+        self._reply = await self._ask(self._stub.commit, request, COMMIT_S)
+        self._timeline.committed_s = time.monotonic()
+        phases = self._reply.phases
+        self._timeline.target = TargetTimes(
+            phases.probe_s, phases.durable_s, phases.transfer_s, phases.swap_s
+        )
+
+    async def _ask(self, call: Callable[..., Any], request: Any, timeout_s: float) -> Any:  # noqa: ANN401
+        return await wire.ask(call, request, timeout_s, self._order.target)
+
+    def _failed(self, error: KvpackError, event: SourceEvent) -> SourceEvent:
+        log.warning("move of %s: %s: %s", self._session.session_id, event.value, error)
+        self._failure = self._failure or error
+        return event
+
+    def _report_progress(self) -> None:
+        plan = self._feed.plan
+        self._report(
+            Progress(
+                step=self._machine.state.value,
+                computed_tokens=self._session.position,
+                total_tokens=plan.position,
+                sent_payload_bytes=self._timeline.payload_bytes,
+                total_payload_bytes=plan.nope_bytes + plan.swa_bytes,
+            )
+        )

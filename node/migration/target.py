@@ -1,0 +1,413 @@
+"""The taking end of moves. Performs the effects of ``table.TARGET`` and feeds back events.
+
+Order of a commit: gate (at Seal), probe, durable, compare-and-swap, swap. Up to the
+compare-and-swap a failure leaves nothing behind; after it the swap cannot fail. In between, where
+nobody knows whether it happened, the session serves nowhere until the directory has told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from kvpack.errors import KvpackError
+from kvpack.identity import require_same_identity
+from node.binding import PackBinding
+from node.directory import Ownership, settle, transfer_settled
+from node.engine_thread import EngineThread
+from node.errors import (
+    ConsentError,
+    DirectoryError,
+    JournalError,
+    NodeBusyError,
+    ReplayError,
+    StaleTokenError,
+    TransferNotFoundError,
+    TransferStateError,
+)
+from node.migration.inbound import Inbound, Outcome
+from node.migration.journal import Journal, TransferKey, Verdict
+from node.migration.messages import Inventory, Offer
+from node.migration.receiver import Receiver
+from node.migration.spool import Spool
+from node.migration.table import (
+    TARGET_ENDED,
+    TargetEffect,
+    TargetEvent,
+    TargetState,
+)
+from node.sessions import Sessions
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+#: Transfers that may be under way at once, from all sources.
+OPEN_MAX: Final = 4
+
+#: A transfer without any progress for so long is given up, and its memory with it.
+LEASE_S: Final = 60.0
+
+#: Ended transfers whose answers are kept for repeated questions.
+ENDED_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What every transfer into one node needs."""
+
+    sessions: Sessions
+    engine: EngineThread
+    binding: PackBinding
+    journal: Journal
+    spool_dir: Path
+    lease_s: float = LEASE_S
+
+
+class Transfers:
+    """All transfers into this node."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._inbound: dict[TransferKey, Inbound] = {}
+        self._preparing = asyncio.Lock()
+
+    async def prepare(self, offer: Offer) -> Inbound:
+        """Reserve memory, a private file and a ledger entry for a transfer, or refuse.
+
+        Raises:
+            IdentityMismatchError: Another model, tokenizer or tenant; also LayoutMismatchError.
+            ConsentError: The numerics differ and nobody consented.
+            StaleTokenError: The source does not own the session by that token.
+            ReplayError: The number was used.
+            NodeBusyError: Too many transfers are under way.
+        """
+        self._check_kind(offer)
+        async with self._preparing:
+            known = self._inbound.get(offer.key)
+            if known is not None:
+                return await self._prepare_again(known, offer)
+            await self._check_owner(offer)
+            if self._open_count() >= OPEN_MAX:
+                raise NodeBusyError(f"{OPEN_MAX} transfers are under way")
+            verdict = await self._target.journal.reserve(offer.key, offer.digest, offer.session_id)
+            if verdict is not Verdict.NEW:
+                raise ReplayError(f"{offer.key}: its memory was lost with a restart")
+            return await self._begin(offer)
+
+    async def push(self, key: TransferKey, pieces: AsyncIterator[memoryview]) -> int:
+        """Take the chunks of one stream. Where it ends says nothing: only Seal does.
+
+        Returns:
+            Chunks held.
+
+        Raises:
+            TransferNotFoundError: No such transfer.
+            TransferStateError: It is sealed or ended, or another stream is open.
+            KvpackError: A chunk was refused; the whole transfer is given up.
+        """
+        inbound = self._find(key)
+        with inbound.stream():
+            inbound.step(TargetEvent.PIECE)
+            async for piece in pieces:
+                await _to_the_end(self._take(inbound, piece))
+        return inbound.receiver.objects
+
+    async def seal(self, key: TransferKey, inventory: Inventory) -> int:
+        """Gate everything that arrived. Idempotent for the same bytes.
+
+        Raises:
+            KvpackError: The gate refuses; the transfer is given up.
+        """
+        return await _to_the_end(self._seal(self._find(key), inventory))
+
+    async def commit(self, key: TransferKey) -> Outcome:
+        """Probe, make durable, move ownership, publish. Idempotent.
+
+        Raises:
+            ProbeError: The boundary call gave other logits under equal numerics.
+            PublishError: The pack could not be made durable.
+            StaleTokenError: The source resumed first.
+            DirectoryAmbiguousError: Nobody knows yet; ask again.
+        """
+        return await _to_the_end(self._commit(self._find(key)))
+
+    async def abort(self, key: TransferKey) -> TargetState:
+        """Give a transfer up, if it can still be given up. Idempotent.
+
+        Returns:
+            What became of it; COMMITTED where it was too late.
+        """
+        inbound = self._inbound.get(key)
+        if inbound is None:
+            return (await self.status(key))[0]
+        return await _to_the_end(self._abort(inbound))
+
+    async def status(self, key: TransferKey) -> tuple[TargetState, Ownership | None]:
+        """What became of a transfer, from journal and directory.
+
+        Raises:
+            TransferNotFoundError: Nothing is remembered of it.
+        """
+        entry = await self._target.journal.find(key)
+        if entry is None:
+            raise TransferNotFoundError(f"{key}: unknown here")
+        owner = await self._target.sessions.directory.owner(entry.session_id)
+        state = entry.state
+        inbound = self._inbound.get(key)
+        if inbound is not None and state not in TARGET_ENDED:
+            # The journal knows only that it is open; how far it got is known while it lives.
+            state = inbound.state
+        return state, owner
+
+    async def watch_leases(self) -> None:
+        """Give up transfers that make no progress. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(min(1.0, self._target.lease_s / 4))
+            for inbound in list(self._inbound.values()):
+                if inbound.idle_s() > self._target.lease_s and not inbound.lock.locked():
+                    await self._end_lease(inbound)
+
+    async def close(self) -> None:
+        """Give up whatever is not committed."""
+        for inbound in list(self._inbound.values()):
+            async with inbound.lock:
+                if inbound.permits(TargetEvent.ABORT) and inbound.state not in TARGET_ENDED:
+                    effect = inbound.step(TargetEvent.ABORT)
+                    if effect is TargetEffect.DISCARD:
+                        await self._discard(inbound)
+
+    def _check_kind(self, offer: Offer) -> None:
+        binding = self._target.binding
+        require_same_identity(binding.identity, offer.header.identity)
+        if offer.header.epoch != binding.key.epoch:
+            raise ReplayError(
+                f"key epoch {offer.header.epoch}: this node is in epoch {binding.key.epoch}"
+            )
+        difference = binding.numerics.first_difference(offer.numerics)
+        if difference is not None and not offer.accept_compatible:
+            name, ours, theirs = difference
+            raise ConsentError(
+                f"numerics.{name}: expected {ours}, found {theirs}; "
+                "the continuation can only be compatible, which needs consent"
+            )
+
+    async def _check_owner(self, offer: Offer) -> None:
+        """What the source says about ownership is compared with the directory, not believed."""
+        if offer.session_id in self._target.sessions:
+            raise TransferStateError(f"session {offer.session_id}: lives here")
+        entry = await self._target.sessions.directory.owner(offer.session_id)
+        if entry is None or entry.node != offer.key.source or entry.token != offer.token:
+            raise StaleTokenError(
+                f"session {offer.session_id}: node {offer.key.source} does not own it "
+                f"by revision {offer.token.revision}"
+            )
+
+    async def _prepare_again(self, known: Inbound, offer: Offer) -> Inbound:
+        if known.offer.digest != offer.digest:
+            raise ReplayError(f"{offer.key}: open for another Prepare")
+        async with known.lock:
+            if known.state in TARGET_ENDED:
+                raise ReplayError(f"{offer.key}: ended as {known.state.value}")
+            known.step(TargetEvent.PREPARE_AGAIN)
+        return known
+
+    async def _begin(self, offer: Offer) -> Inbound:
+        target, key = self._target, offer.key
+        path = target.spool_dir / spool_name(key)
+        try:
+            receiver = await Receiver.begin(
+                target.engine,
+                target.binding,
+                offer,
+                lambda: Spool(path, target.binding.key, offer.header_bytes),
+            )
+        except KvpackError:
+            await target.journal.record(key, TargetState.ABORTED)
+            raise
+        exact = offer.numerics == target.binding.numerics
+        inbound = Inbound(offer, receiver, path, exact)
+        inbound.step(TargetEvent.PREPARE)
+        self._inbound[key] = inbound
+        self._forget_ended()
+        log.info("%s: open, session %s, %d tokens", key, offer.session_id, offer.position)
+        return inbound
+
+    async def _take(self, inbound: Inbound, piece: memoryview) -> None:
+        async with inbound.lock:
+            inbound.step(TargetEvent.PIECE)
+            try:
+                await inbound.receiver.take(piece)
+            except KvpackError as error:
+                await self._give_up(inbound, TargetEvent.PIECE_BAD, error)
+                raise
+
+    async def _seal(self, inbound: Inbound, inventory: Inventory) -> int:
+        async with inbound.lock:
+            if inbound.inventory is not None:
+                inbound.require_same(inventory)
+                inbound.step(TargetEvent.SEAL)
+                return inbound.receiver.objects
+            inbound.require(TargetEvent.SEAL)
+            try:
+                inbound.require_no_stream()
+                await inbound.accept(inventory, self._target.engine.model.vocab_size)
+            except KvpackError as error:
+                await self._give_up(inbound, TargetEvent.SEAL_BAD, error)
+                raise
+            inbound.step(TargetEvent.SEAL)
+            return inbound.receiver.objects
+
+    async def _commit(self, inbound: Inbound) -> Outcome:
+        async with inbound.lock:
+            return await self._drive(inbound, inbound.step(TargetEvent.COMMIT))
+
+    async def _abort(self, inbound: Inbound) -> TargetState:
+        async with inbound.lock:
+            effect = inbound.step(TargetEvent.ABORT)
+            if effect is TargetEffect.DISCARD:
+                await self._discard(inbound)
+            elif effect is TargetEffect.SETTLE:
+                await self._settle_quietly(inbound, effect)
+            return inbound.state
+
+    async def _drive(self, inbound: Inbound, effect: TargetEffect) -> Outcome:
+        """Perform effects until the transfer waits or has ended."""
+        while True:
+            if effect is TargetEffect.ANSWER:
+                return inbound.answer()
+            if effect is TargetEffect.SWAP:
+                self._swap(inbound)
+                await self._record(inbound)
+                return inbound.answer()
+            if effect is TargetEffect.DISCARD:
+                await self._discard(inbound)
+                raise inbound.require_failure()
+            effect = inbound.step(await self._perform(inbound, effect))
+
+    async def _perform(self, inbound: Inbound, effect: TargetEffect) -> TargetEvent:
+        start = time.monotonic()
+        try:
+            if effect is TargetEffect.PROBE:
+                await inbound.probe(self._target.engine)
+                event = TargetEvent.PROBE_GOOD
+            elif effect is TargetEffect.PUBLISH:
+                await inbound.receiver.publish()
+                event = TargetEvent.PUBLISHED
+            else:
+                event = await self._transfer(inbound, effect)
+        except KvpackError as error:
+            inbound.failure = error
+            event = _FAILED[effect]
+        inbound.took(effect, time.monotonic() - start)
+        return event
+
+    async def _transfer(self, inbound: Inbound, effect: TargetEffect) -> TargetEvent:
+        """The commit point: one compare-and-swap, settled by its nonce where its reply is lost."""
+        sessions, offer = self._target.sessions, inbound.offer
+        move = settle if effect is TargetEffect.SETTLE else transfer_settled
+        try:
+            inbound.token = await move(
+                sessions.directory, offer.session_id, offer.token, sessions.node, offer.nonce
+            )
+        except StaleTokenError as error:
+            inbound.failure = error
+            return TargetEvent.CAS_LOST
+        except DirectoryError as error:
+            inbound.failure = error
+            return TargetEvent.CAS_UNKNOWN
+        return TargetEvent.CAS_WON
+
+    def _swap(self, inbound: Inbound) -> None:
+        start = time.monotonic()
+        session = inbound.take_session()
+        self._target.sessions.adopt(session)
+        inbound.took(TargetEffect.SWAP, time.monotonic() - start)
+        log.info("%s: committed, revision %d", inbound.offer.key, session.token.revision)
+
+    async def _end_lease(self, inbound: Inbound) -> None:
+        async with inbound.lock:
+            if not inbound.permits(TargetEvent.LEASE_OVER):
+                return
+            effect = inbound.step(TargetEvent.LEASE_OVER)
+            if effect is TargetEffect.DISCARD:
+                inbound.failure = TransferStateError("no progress for the lease")
+                log.warning("%s: no progress for the lease", inbound.offer.key)
+                await self._discard(inbound)
+            else:
+                await self._settle_quietly(inbound, effect)
+
+    async def _settle_quietly(self, inbound: Inbound, effect: TargetEffect) -> None:
+        try:
+            await self._drive(inbound, effect)
+        except KvpackError as error:
+            log.warning("%s: %s", inbound.offer.key, error)
+
+    async def _give_up(self, inbound: Inbound, event: TargetEvent, error: KvpackError) -> None:
+        if not inbound.permits(event):
+            return
+        inbound.failure = error
+        inbound.step(event)
+        log.warning("%s: given up: %s", inbound.offer.key, error)
+        await self._discard(inbound)
+
+    async def _discard(self, inbound: Inbound) -> None:
+        inbound.forget_session()
+        await inbound.receiver.drop()
+        await self._record(inbound)
+
+    async def _record(self, inbound: Inbound) -> None:
+        try:
+            committed = inbound.state is TargetState.COMMITTED
+            pack = spool_name(inbound.offer.key) if committed else ""
+            await self._target.journal.record(inbound.offer.key, inbound.state, pack)
+        except JournalError as error:
+            # After a restart the directory's nonce says the same; only the answer comes later.
+            log.error("%s: %s", inbound.offer.key, error)
+
+    def _find(self, key: TransferKey) -> Inbound:
+        inbound = self._inbound.get(key)
+        if inbound is None:
+            raise TransferNotFoundError(f"{key}: unknown here, or lost with a restart")
+        return inbound
+
+    def _open_count(self) -> int:
+        return sum(1 for one in self._inbound.values() if one.state not in TARGET_ENDED)
+
+    def _forget_ended(self) -> None:
+        ended = [key for key, one in self._inbound.items() if one.state in TARGET_ENDED]
+        for key in ended[: max(0, len(ended) - ENDED_MAX)]:
+            del self._inbound[key]
+
+
+_FAILED: Final = {
+    TargetEffect.PROBE: TargetEvent.PROBE_BAD,
+    TargetEffect.PUBLISH: TargetEvent.PUBLISH_FAILED,
+    TargetEffect.TRANSFER: TargetEvent.CAS_UNKNOWN,
+    TargetEffect.SETTLE: TargetEvent.CAS_UNKNOWN,
+}
+
+
+async def _to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """Await ``work``; where the caller is cancelled, let it end first.
+
+    A caller that hangs up must not leave a chunk half taken or a commit half done.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled() and task.exception() is not None:
+            log.info("after a hang-up: %s", task.exception())
+        raise
+
+
+def spool_name(key: TransferKey) -> str:
+    """File name of the pack of a transfer. Source names are DNS labels."""
+    return f"{key.source}.{key.epoch}.{key.number}.kvpack"

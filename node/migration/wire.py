@@ -1,0 +1,195 @@
+"""Speaking to another node: pieces by hand, the rest by its generated classes, every byte counted.
+
+A chunk travels in a protobuf message with one field set. The generated classes would copy its
+payload twice on each end, so the envelope (tag and length) is written and read by hand here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from kvpack.chunk import OBJECT_BYTES_MAX
+from kvpack.errors import FormatError
+from node.directory import OwnershipToken
+from node.errors import PeerAnswerError, PeerUnavailableError
+from node.pb.v1 import migration_pb2 as pb
+from node.pb.v1 import ownership_pb2
+
+SERVICE: Final = "node.v1.Migration"
+
+#: gRPC puts a flag byte and a four-byte length before every message.
+GRPC_PREFIX_BYTES: Final = 5
+
+#: Trailing metadata: the stable word of an error, beside its status code.
+REASON_KEY: Final = "kvpack-reason"
+
+#: The largest chunk object and its envelope. Chunks aim at 2 MiB; the widest rows make 4 MiB.
+PIECE_BYTES_MAX: Final = OBJECT_BYTES_MAX + 16
+
+_TAG_OPEN: Final = 0x0A  # field 1, length-delimited
+_TAG_OBJECT: Final = 0x12  # field 2, length-delimited
+
+_Reply = TypeVar("_Reply")
+
+
+class Meter:
+    """Counts serialized messages, both directions, with gRPC's own prefix."""
+
+    def __init__(self) -> None:
+        self.wire_bytes = 0
+
+    def sent(self, encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+        """``encode``, counted."""
+
+        def counted(message: Any) -> bytes:  # noqa: ANN401 - whatever encode takes
+            encoded = encode(message)
+            self.wire_bytes += len(encoded) + GRPC_PREFIX_BYTES
+            return encoded
+
+        return counted
+
+    def received(self, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+        """``decode``, counted."""
+
+        def counted(encoded: bytes) -> Any:  # noqa: ANN401 - whatever decode makes
+            self.wire_bytes += len(encoded) + GRPC_PREFIX_BYTES
+            return decode(encoded)
+
+        return counted
+
+
+class MigrationStub:
+    """The client's end of the Migration service over one channel, with a meter."""
+
+    def __init__(self, channel: grpc.aio.Channel, meter: Meter) -> None:
+        def unary(name: str, request: type[Message], reply: type[Message]) -> Any:  # noqa: ANN401
+            return channel.unary_unary(
+                f"/{SERVICE}/{name}",
+                request_serializer=meter.sent(request.SerializeToString),
+                response_deserializer=meter.received(reply.FromString),
+            )
+
+        self.prepare = unary("Prepare", pb.PrepareRequest, pb.PrepareReply)
+        self.seal = unary("Seal", pb.SealRequest, pb.SealReply)
+        self.commit = unary("Commit", pb.CommitRequest, pb.CommitReply)
+        self.abort = unary("Abort", pb.AbortRequest, pb.AbortReply)
+        self.status = unary("Status", pb.StatusRequest, pb.StatusReply)
+        self.push = channel.stream_unary(
+            f"/{SERVICE}/Push",
+            request_serializer=meter.sent(_as_it_is),
+            response_deserializer=meter.received(pb.PushReply.FromString),
+        )
+
+
+async def ask(call: Callable[..., Any], request: Message, timeout_s: float, peer: str) -> Any:  # noqa: ANN401 - the reply of whichever call it is
+    """Make a unary call with a deadline.
+
+    Raises:
+        PeerUnavailableError: No answer, or not one that says what became of the request.
+        PeerAnswerError: The peer refused, and said why.
+    """
+    try:
+        return await call(request, timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        raise peer_error(error, peer) from None
+
+
+def peer_error(error: grpc.aio.AioRpcError, peer: str) -> PeerAnswerError | PeerUnavailableError:
+    """The error of ours that a failed call stands for. Without a reason word nobody answered."""
+    for key, value in error.trailing_metadata() or ():
+        if key == REASON_KEY and isinstance(value, str):
+            return PeerAnswerError(value, f"node {peer}: {error.details()}")
+    return PeerUnavailableError(f"node {peer}: {error.code().name.lower()}")
+
+
+def encode_open(transfer: pb.TransferRef) -> bytes:
+    """The first piece of a stream."""
+    return pb.Piece(open=transfer).SerializeToString()
+
+
+def encode_object(chunk: bytes) -> bytes:
+    """The piece that carries one chunk object."""
+    return b"".join((bytes((_TAG_OBJECT,)), _varint(len(chunk)), chunk))
+
+
+def decode_piece(message: bytes) -> pb.TransferRef | memoryview:
+    """Read one piece: the transfer's name, or a view of the chunk object inside ``message``.
+
+    Raises:
+        FormatError: Not exactly one field of the two, or an over-long length.
+    """
+    if len(message) > PIECE_BYTES_MAX:
+        raise FormatError("piece", f"<= {PIECE_BYTES_MAX} bytes", len(message))
+    if message[:1] == bytes((_TAG_OPEN,)):
+        return _decode_open(message)
+    if message[:1] != bytes((_TAG_OBJECT,)):
+        raise FormatError("piece", "field 1 or 2", "another")
+    length, start = _read_varint(message, 1)
+    if length != len(message) - start or length == 0:
+        raise FormatError("piece.object", f"{len(message) - start} bytes", length)
+    return memoryview(message)[start:]
+
+
+def transfer_ref(epoch: int, number: int) -> pb.TransferRef:
+    """The name of a transfer within its source."""
+    return pb.TransferRef(epoch=epoch, number=number)
+
+
+def token_message(token: OwnershipToken) -> ownership_pb2.OwnershipToken:
+    """``token`` as a message."""
+    return ownership_pb2.OwnershipToken(
+        directory_id=token.directory_id, generation=token.generation, revision=token.revision
+    )
+
+
+def token_value(message: ownership_pb2.OwnershipToken) -> OwnershipToken:
+    """The token that ``message`` stands for.
+
+    Raises:
+        LimitError: A field is missing or outside its range.
+    """
+    return OwnershipToken(message.directory_id, message.generation, message.revision)
+
+
+def _as_it_is(encoded: bytes) -> bytes:
+    return encoded
+
+
+def _decode_open(message: bytes) -> pb.TransferRef:
+    try:
+        piece = pb.Piece.FromString(message)
+    except DecodeError as error:
+        raise FormatError("piece.open", "a transfer", "other bytes") from error
+    if piece.WhichOneof("piece") != "open" or encode_open(piece.open) != message:
+        raise FormatError("piece.open", "a transfer alone", "more or other fields")
+    return piece.open
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _read_varint(message: bytes, offset: int) -> tuple[int, int]:
+    """``(value, next offset)`` of a minimal varint below 2^28."""
+    value = 0
+    for shift in range(0, 28, 7):
+        byte = message[offset : offset + 1]
+        if not byte:
+            break
+        offset += 1
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            if byte[0] == 0 and shift:
+                break
+            return value, offset
+    raise FormatError("piece.object", "a minimal length below 2^28", "another")

@@ -1,0 +1,102 @@
+"""Sessions as packs: the manifest of a cut, a whole pack on disk, and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvpack.bundle import write_snapshot
+from kvpack.chunk import ChunkClass, ChunkReference, seal_component
+from kvpack.identity import CallSchedule
+from kvpack.layout import Producer
+from kvpack.manifest import Component, ComponentKind, Manifest, seal_manifest
+from kvpack.publish import publish_new
+from kvpack.snapshot import SessionCacheSnapshot
+from node.binding import PackBinding
+from node.errors import SessionStateError
+from node.state import encode_state
+
+if TYPE_CHECKING:
+    from node.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPack:
+    """A pack that was published: where, how large, and of which cut."""
+
+    path: Path
+    file_bytes: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SessionCut:
+    """Everything of a session at one position, as an immutable value.
+
+    Attributes:
+        snapshot: Rows and token ids.
+        pending_token: The boundary token.
+        schedule: The calls that computed the rows.
+    """
+
+    snapshot: SessionCacheSnapshot
+    pending_token: int
+    schedule: CallSchedule
+
+
+def manifest_blob(
+    binding: PackBinding,
+    position: int,
+    schedule: CallSchedule,
+    references: tuple[ChunkReference, ...],
+) -> bytes:
+    """The sealed manifest of a cut that this node computed on its own engine."""
+    component = Component(ComponentKind.TARGET, binding.context.identity_digest)
+    manifest = Manifest(
+        producer=Producer.ENGINE,
+        position=position,
+        numerics=binding.numerics,
+        schedule=schedule,
+        references=references,
+        components=(component,),
+    )
+    return seal_manifest(binding.key, binding.header_bytes, manifest)
+
+
+def cut_session(session: Session) -> SessionCut:
+    """The session at its present position. Runs on the engine thread.
+
+    Raises:
+        SessionStateError: Nothing is computed yet.
+    """
+    position = session.position
+    if not 0 < position < session.next_index:
+        raise SessionStateError(
+            f"session {session.session_id}: nothing to save: {position} tokens are computed"
+        )
+    snapshot = session.generation.snapshot(session.token_ids[:position])
+    return SessionCut(snapshot, session.token_ids[position], session.generation.schedule)
+
+
+def write_pack(path: Path, binding: PackBinding, cut: SessionCut) -> SavedPack:
+    """Write a cut as a new pack; durable on return.
+
+    Raises:
+        PublishError: The name exists, or the disk refuses.
+    """
+    position = cut.snapshot.position
+    state = encode_state(cut.pending_token)
+    component = seal_component(binding.context, ChunkClass.SESSION, position, 0, state)
+    with publish_new(path) as sink:
+        write_snapshot(
+            sink,
+            binding.key,
+            binding.header,
+            cut.snapshot,
+            binding.numerics,
+            cut.schedule,
+            components=[component],
+        )
+        file_bytes = sink.written_bytes
+    return SavedPack(path, file_bytes, position)

@@ -1,0 +1,115 @@
+"""After a restart: settle what was under way, and serve again what is durable.
+
+A session that came by a move has a durable pack, so it comes back. One that was opened here and
+never published is lost with the process; that is the stated loss bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpack.bundle import BundleReader, parse_token_ids
+from kvpack.chunk import ChunkClass, tile_of
+from kvpack.errors import KvpackError
+from kvpack.identity import require_same_identity
+from kvpack.keys import Keyring
+from kvpack.publish import is_private_name
+from node.directory import Ownership
+from node.errors import InventoryError
+from node.migration.messages import nonce_of
+from node.migration.table import TargetState
+from node.migration.target import Target, spool_name
+from node.session import Session
+from node.state import decode_state
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a restart brought back, and what it could not."""
+
+    restored: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+async def recover(target: Target) -> Recovered:
+    """Settle open transfers, remove leftovers, restore sessions. Before anything is served.
+
+    Raises:
+        DirectoryError: The directory cannot be read: then nothing may be served.
+        JournalError: The journal cannot be read.
+    """
+    await _settle(target)
+    packs = await target.journal.held_packs()
+    owned = await target.sessions.directory.owned_by(target.sessions.node)
+    for session_id in packs.keys() - {entry.session_id for entry in owned}:
+        await target.journal.let_go(session_id)
+        del packs[session_id]
+    await asyncio.to_thread(_remove_leftovers, target.spool_dir, set(packs.values()))
+    restored: list[str] = []
+    lost: list[str] = []
+    for entry in owned:
+        name = packs.get(entry.session_id)
+        if name is not None and await _restore(target, entry, target.spool_dir / name):
+            restored.append(entry.session_id)
+        else:
+            lost.append(entry.session_id)
+            log.warning("session %s: owned by this node, but not durable here", entry.session_id)
+    return Recovered(tuple(restored), tuple(lost))
+
+
+async def _settle(target: Target) -> None:
+    """The directory knows by its nonce whether an open transfer had committed."""
+    for entry in await target.journal.open_entries():
+        owner = await target.sessions.directory.owner(entry.session_id)
+        committed = owner is not None and owner.nonce == nonce_of(entry.key, entry.digest)
+        state = TargetState.COMMITTED if committed else TargetState.ABORTED
+        log.info("%s: %s by a restart", entry.key, state.value)
+        await target.journal.record(entry.key, state, spool_name(entry.key) if committed else "")
+
+
+def _remove_leftovers(folder: Path, known: set[str]) -> None:
+    for path in folder.iterdir():
+        if path.name not in known and (is_private_name(path.name) or path.suffix == ".kvpack"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+async def _restore(target: Target, entry: Ownership, pack: Path) -> bool:
+    try:
+        session = await _load(target, entry, pack)
+    except (KvpackError, OSError) as error:
+        log.error("session %s: its pack cannot be used: %s", entry.session_id, error)
+        return False
+    target.sessions.adopt(session)
+    return True
+
+
+async def _load(target: Target, entry: Ownership, pack: Path) -> Session:
+    engine, binding = target.engine, target.binding
+    with BundleReader.open(pack, Keyring([binding.key])) as reader:
+        require_same_identity(binding.identity, reader.header.identity)
+        manifest = reader.manifest
+        installer = await engine.call(engine.model.installer, manifest.position)
+        token_ids: list[int] = []
+        pending: int | None = None
+        for opened in reader.chunks():
+            if opened.reference.has_rows:
+                await engine.call(installer.scatter, tile_of(binding.layout, opened))
+            elif opened.reference.chunk_class is ChunkClass.TOKEN_IDS:
+                token_ids.extend(parse_token_ids(opened))
+            elif opened.reference.chunk_class is ChunkClass.SESSION:
+                pending = decode_state(opened.plaintext)
+        if pending is None:
+            raise InventoryError(f"{pack.name}: no session chunk")
+        generation = await engine.call(installer.finish, manifest.schedule)
+    session = Session(
+        entry.session_id, entry.token, generation, [*token_ids, pending], engine.model.vocab_size
+    )
+    session.spool = pack
+    return session

@@ -1,0 +1,167 @@
+"""One node process: everything wired together, started, and stopped again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kvpack.errors import KvpackError
+from kvpack.keys import load_key_file
+from node.binding import PackBinding
+from node.config import Address, ServeConfig
+from node.directory import open_directory
+from node.engine_thread import EngineThread
+from node.errors import ListenError
+from node.files import make_private_folder
+from node.migration import wire
+from node.migration.journal import Journal
+from node.migration.moves import Moves
+from node.migration.source import Source
+from node.migration.target import Target, Transfers
+from node.migration_service import MigrationService
+from node.pb.v1 import session_pb2_grpc
+from node.recover import recover
+from node.session_service import SERVICE as SESSION_SERVICE
+from node.session_service import SessionService
+from node.sessions import Sessions
+from node.trust import (
+    Credentials,
+    Gate,
+    GateInterceptor,
+    Role,
+    load_credentials,
+    open_channel,
+    server_credentials,
+    server_options,
+)
+
+log = logging.getLogger(__name__)
+
+#: The tenant's key inside a credentials folder: handed over as a file, by an explicit step.
+TENANT_KEY: Final = "tenant.key"
+
+#: Inside a data folder: packs of moves, and packs that clients asked for.
+SPOOL: Final = "spool"
+PACKS: Final = "packs"
+
+#: How long running calls may go on when the node stops.
+GRACE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A running node.
+
+    Attributes:
+        name: From its certificate.
+        address: Where it listens, with the port that it got.
+        sessions: What it owns.
+        transfers: What comes in.
+        moves: What goes out.
+    """
+
+    name: str
+    address: Address
+    sessions: Sessions
+    transfers: Transfers
+    moves: Moves
+
+
+@contextlib.asynccontextmanager
+async def running(config: ServeConfig) -> AsyncIterator[Node]:
+    """A node that serves until the block ends; then it finishes what runs and lets go of all.
+
+    Raises:
+        CredentialsError: The credentials folder is not usable.
+        KeyFileError: The tenant's key is not usable.
+        ModelFolderError: The model folder lacks something.
+        DirectoryError: The directory cannot be read.
+        ListenError: The address cannot be bound.
+    """
+    credentials = load_credentials(config.credentials_dir)
+    key = load_key_file(config.credentials_dir / TENANT_KEY)
+    for folder in (config.data_dir, config.data_dir / SPOOL, config.data_dir / PACKS):
+        make_private_folder(folder)
+    async with contextlib.AsyncExitStack() as stack:
+        # The port first: a taken one is found before the model is loaded.
+        server, address = _bind(config.address, credentials)
+        stack.push_async_callback(server.stop, None)
+        directory = open_directory(config.directory_url)
+        stack.push_async_callback(directory.close)
+        journal = Journal(config.data_dir / "journal.sqlite")
+        stack.push_async_callback(journal.close)
+        engine = await EngineThread.load(config.model_dir)
+        stack.callback(engine.close)
+        sessions = Sessions(credentials.name, engine, directory, journal)
+        binding = PackBinding.of(engine.model, key)
+        source = Source(sessions, engine, binding, journal, _connector(credentials))
+        target = Target(sessions, engine, binding, journal, config.data_dir / SPOOL)
+        recovered = await recover(target)
+        log.info("restored %d sessions, %d lost", len(recovered.restored), len(recovered.lost))
+        node = Node(credentials.name, address, sessions, Transfers(target), Moves(source))
+        leases = asyncio.create_task(node.transfers.watch_leases())
+        stack.push_async_callback(_cancel, leases)
+        health_service = _add_services(server, credentials, node, config.data_dir / PACKS)
+        await server.start()
+        stack.push_async_callback(_stop, server, node, health_service)
+        yield node
+
+
+def _connector(credentials: Credentials) -> Callable[[str, Address], grpc.aio.Channel]:
+    def connect(peer: str, address: Address) -> grpc.aio.Channel:
+        return open_channel(credentials, credentials.peer(peer, Role.NODE), address)
+
+    return connect
+
+
+def _bind(address: Address, credentials: Credentials) -> tuple[grpc.aio.Server, Address]:
+    server = grpc.aio.server(
+        interceptors=[GateInterceptor(Gate(credentials))], options=server_options()
+    )
+    try:
+        port = server.add_secure_port(str(address), server_credentials(credentials))
+    except RuntimeError as error:
+        raise ListenError(f"{address}: cannot listen there (in use, or not ours)") from error
+    if port == 0:
+        raise ListenError(f"{address}: cannot listen there (in use, or not ours)")
+    return server, Address(address.host, port)
+
+
+def _add_services(
+    server: grpc.aio.Server, credentials: Credentials, node: Node, packs_dir: Path
+) -> health.aio.HealthServicer:
+    gate = Gate(credentials)
+    server.add_generic_rpc_handlers((MigrationService(node.transfers, gate).handlers(),))
+    session_pb2_grpc.add_SessionServicer_to_server(
+        SessionService(node.sessions, node.moves, packs_dir), server
+    )
+    health_service = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    names = (wire.SERVICE, SESSION_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    return health_service
+
+
+async def _stop(
+    server: grpc.aio.Server, node: Node, health_service: health.aio.HealthServicer
+) -> None:
+    await health_service.enter_graceful_shutdown()
+    await node.moves.close()
+    await server.stop(GRACE_S)
+    await node.transfers.close()
+    log.info("stopped")
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, KvpackError):
+        await task

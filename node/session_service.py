@@ -1,0 +1,201 @@
+"""The Session service: messages to values, calls, values to messages. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import grpc.aio
+
+import kvpack
+from kvpack.errors import KvpackError
+from kvpack.wire import encode_layout
+from node.config import Address
+from node.migration.moves import Moves
+from node.migration.source import Moved, Order, Progress
+from node.migration.wire import token_message, token_value
+from node.packs import cut_session, write_pack
+from node.pb.v1 import session_pb2 as pb
+from node.pb.v1 import session_pb2_grpc
+from node.session import Phase, Session
+from node.sessions import Sessions
+from node.status import refuse
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+SERVICE: Final = "node.v1.Session"
+
+#: Sessions on one page of a list.
+PAGE_MAX: Final = 1000
+PAGE_DEFAULT: Final = 100
+
+#: Events of one Generate.
+TOKENS_MAX: Final = 1 << 20
+
+_PHASES: Final = {
+    Phase.ACTIVE: pb.SESSION_PHASE_ACTIVE,
+    Phase.FROZEN: pb.SESSION_PHASE_FROZEN,
+    Phase.GONE: pb.SESSION_PHASE_UNSPECIFIED,
+}
+
+
+def _answering(
+    behaviour: Callable[[Any, Any, _Context], Awaitable[Any]],
+) -> Callable[[Any, Any, _Context], Awaitable[Any]]:
+    @functools.wraps(behaviour)
+    async def answer(self: Any, request: Any, context: _Context) -> Any:  # noqa: ANN401
+        try:
+            return await behaviour(self, request, context)
+        except KvpackError as error:
+            await refuse(context, error)
+
+    return answer
+
+
+def _streaming(
+    behaviour: Callable[[Any, Any, _Context], AsyncIterator[Any]],
+) -> Callable[[Any, Any, _Context], AsyncIterator[Any]]:
+    @functools.wraps(behaviour)
+    async def answer(self: Any, request: Any, context: _Context) -> AsyncIterator[Any]:  # noqa: ANN401
+        try:
+            async for event in behaviour(self, request, context):
+                yield event
+        except KvpackError as error:
+            await refuse(context, error)
+
+    return answer
+
+
+class SessionService(session_pb2_grpc.SessionServicer):
+    """What clients call."""
+
+    def __init__(self, sessions: Sessions, moves: Moves, packs_dir: Path) -> None:
+        self._sessions = sessions
+        self._moves = moves
+        self._packs_dir = packs_dir
+
+    @_answering
+    async def Describe(self, request: pb.DescribeRequest, context: _Context) -> pb.DescribeReply:
+        model = self._sessions.engine.model
+        return pb.DescribeReply(
+            node=self._sessions.node,
+            pid=os.getpid(),
+            model=model.name,
+            layout=encode_layout(model.layout),
+            vocab_size=model.vocab_size,
+            window_tokens=model.window_tokens,
+            version=kvpack.__version__,
+        )
+
+    @_answering
+    async def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeReply:
+        engine = self._sessions.engine
+        return pb.TokenizeReply(token_ids=await engine.call(engine.model.encode, request.text))
+
+    @_answering
+    async def List(self, request: pb.ListRequest, context: _Context) -> pb.ListReply:
+        size = min(request.page_size or PAGE_DEFAULT, PAGE_MAX)
+        page, next_after = self._sessions.page(request.after, size)
+        return pb.ListReply(sessions=[_reply(one) for one in page], next_after=next_after)
+
+    @_answering
+    async def Open(self, request: pb.OpenRequest, context: _Context) -> pb.SessionReply:
+        return _reply(await self._sessions.open(request.session_id))
+
+    @_answering
+    async def Get(self, request: pb.GetRequest, context: _Context) -> pb.SessionReply:
+        return _reply(await self._sessions.find(request.session_id))
+
+    @_answering
+    async def Append(self, request: pb.AppendRequest, context: _Context) -> pb.SessionReply:
+        token = token_value(request.token)
+        async with self._sessions.hold(request.session_id, token) as session:
+            await self._sessions.append(session, request.token_ids)
+            return _reply(session)
+
+    @_streaming
+    async def Generate(
+        self, request: pb.GenerateRequest, context: _Context
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        steps = self._sessions.generate(
+            request.session_id,
+            token_value(request.token),
+            request.resume_index,
+            min(request.max_tokens, TOKENS_MAX),
+        )
+        async for token, decoded in steps:
+            keep = request.want_logits and decoded.logits is not None
+            yield pb.GenerateEvent(
+                index=decoded.index,
+                token_id=decoded.token_id,
+                logits=decoded.logits.data if keep and decoded.logits is not None else b"",
+                token=token_message(token),
+            )
+
+    @_streaming
+    async def Migrate(
+        self, request: pb.MigrateRequest, context: _Context
+    ) -> AsyncIterator[pb.MigrateEvent]:
+        order = Order(
+            request.target_node, Address.parse(request.target_address), request.accept_compatible
+        )
+        events = self._moves.start(
+            request.session_id, token_value(request.token), request.token_ids, order
+        )
+        async for event in events:
+            if isinstance(event, Progress):
+                yield pb.MigrateEvent(progress=_progress(event))
+            else:
+                yield pb.MigrateEvent(result=_result(event))
+
+    @_answering
+    async def Save(self, request: pb.SaveRequest, context: _Context) -> pb.SaveReply:
+        sessions = self._sessions
+        async with sessions.hold(request.session_id, token_value(request.token)) as session:
+            await sessions.work_off(session)
+            cut = await sessions.engine.call(cut_session, session)
+        # The cut is a value: the session may go on while it is sealed and written.
+        name = f"{request.session_id}.{cut.snapshot.position}.kvpack"
+        saved = await asyncio.to_thread(
+            write_pack, self._packs_dir / name, self._moves.binding, cut
+        )
+        return pb.SaveReply(
+            path=str(saved.path), file_bytes=saved.file_bytes, position=saved.position
+        )
+
+    @_answering
+    async def Close(self, request: pb.CloseRequest, context: _Context) -> pb.CloseReply:
+        token = token_value(request.token)
+        async with self._sessions.hold(request.session_id, token) as session:
+            await self._sessions.close(session)
+        return pb.CloseReply()
+
+
+def _reply(session: Session) -> pb.SessionReply:
+    return pb.SessionReply(
+        session_id=session.session_id,
+        token=token_message(session.token),
+        position=session.position,
+        next_index=session.next_index,
+        phase=_PHASES[session.phase],
+    )
+
+
+def _progress(progress: Progress) -> pb.MigrateProgress:
+    return pb.MigrateProgress(
+        step=progress.step,
+        computed_tokens=progress.computed_tokens,
+        total_tokens=progress.total_tokens,
+        sent_payload_bytes=progress.sent_payload_bytes,
+        total_payload_bytes=progress.total_payload_bytes,
+    )
+
+
+def _result(moved: Moved) -> pb.MigrateResult:
+    from node.migration.report import result_message
+
+    return result_message(moved)

@@ -1,0 +1,211 @@
+"""The sessions of this node: opening, feeding, generating, and who may do so when.
+
+One operation at a time touches a session. Each one begins with the same question (``hold``): is
+the caller's token the one that we own it by, does the directory say so too, and may it serve now?
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from node.directory import NONCE_BYTES, Directory, OwnershipToken, transfer_settled
+from node.engine_thread import EngineThread
+from node.errors import (
+    JournalError,
+    NodeBusyError,
+    SessionExistsError,
+    SessionFrozenError,
+    SessionNotFoundError,
+    SessionStateError,
+    StaleTokenError,
+)
+from node.migration.journal import Journal
+from node.session import Decoded, Phase, Session, check_session_id
+
+log = logging.getLogger(__name__)
+
+#: Live sessions of one node; each holds the memory of its rows.
+SESSIONS_MAX: Final = 64
+
+#: How long a call waits for the operation before it, a move included, until it is sent away.
+HOLD_S: Final = 10.0
+
+
+class Sessions:
+    """The sessions that this node owns, by id."""
+
+    def __init__(
+        self, node: str, engine: EngineThread, directory: Directory, journal: Journal
+    ) -> None:
+        self.node = node
+        self.engine = engine
+        self.directory = directory
+        self._journal = journal
+        self._live: dict[str, Session] = {}
+        self._opening: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, session_id: object) -> bool:
+        return session_id in self._live
+
+    def page(self, after: str, size: int) -> tuple[list[Session], str]:
+        """Up to ``size`` sessions after the id ``after``, and the id to go on from; empty: none."""
+        ids = sorted(session_id for session_id in self._live if session_id > after)
+        chosen = ids[:size]
+        return [self._live[i] for i in chosen], chosen[-1] if len(ids) > size else ""
+
+    async def open(self, session_id: str) -> Session:
+        """Claim a new session.
+
+        Raises:
+            SessionExistsError: It lives here, or another node owns it.
+            NodeBusyError: This node holds as many sessions as it may.
+        """
+        check_session_id(session_id)
+        if session_id in self._live or session_id in self._opening:
+            raise SessionExistsError(f"session {session_id}: lives here already")
+        self._require_room()
+        self._opening.add(session_id)
+        try:
+            token = await self._claim(session_id)
+            generation = await self.engine.call(self.engine.model.new_generation)
+            vocab_size = self.engine.model.vocab_size
+            session = Session(session_id, token, generation, vocab_size=vocab_size)
+            self._live[session_id] = session
+        finally:
+            self._opening.discard(session_id)
+        return session
+
+    async def find(self, session_id: str) -> Session:
+        """The live session of that id.
+
+        Raises:
+            SessionNotFoundError: It does not live here; the message names its owner, if any.
+        """
+        session = self._live.get(session_id)
+        if session is not None:
+            return session
+        check_session_id(session_id)
+        entry = await self.directory.owner(session_id)
+        if entry is not None and entry.node != self.node:
+            raise SessionNotFoundError(f"session {session_id}: owned by node {entry.node}")
+        raise SessionNotFoundError(f"session {session_id}: not on this node")
+
+    @contextlib.asynccontextmanager
+    async def hold(self, session_id: str, token: OwnershipToken) -> AsyncIterator[Session]:
+        """The session, for one operation under ``token``.
+
+        Raises:
+            SessionNotFoundError: It does not live here.
+            StaleTokenError: ``token`` is not what this node owns it by.
+            SessionFrozenError: It is being handed over, or an operation before took too long.
+        """
+        session = await self.find(session_id)
+        try:
+            async with asyncio.timeout(HOLD_S):
+                await session.lock.acquire()
+        except TimeoutError:
+            raise SessionFrozenError(f"session {session_id}: another operation runs") from None
+        try:
+            await self._require_owned(session, token)
+            yield session
+        finally:
+            session.lock.release()
+
+    async def append(self, session: Session, token_ids: Sequence[int]) -> None:
+        """Make tokens known and compute all but the last. The caller holds the session.
+
+        A caller that vanishes leaves a backlog, which the next operation works off.
+        """
+        await self.engine.call(session.extend, token_ids)
+        await self.work_off(session)
+
+    async def work_off(self, session: Session) -> None:
+        """Compute the backlog, one grid call after the other. The caller holds the session."""
+        for call_tokens in await self.engine.call(session.backlog_calls):
+            await self.engine.call(session.prefill_next, call_tokens)
+
+    async def generate(
+        self, session_id: str, token: OwnershipToken, resume_index: int, max_tokens: int
+    ) -> AsyncIterator[tuple[OwnershipToken, Decoded]]:
+        """Up to ``max_tokens`` tokens from ``resume_index`` on; known ones first.
+
+        The session is held for one token at a time, so a move may come in between: then the
+        stream ends with the error that the move left behind.
+
+        Raises:
+            SessionStateError: ``resume_index`` is beyond the next token.
+        """
+        async with self.hold(session_id, token) as session:
+            if not 0 < resume_index <= session.next_index:
+                raise SessionStateError(
+                    f"resume index {resume_index}: expected 1 to {session.next_index}"
+                )
+            await self.work_off(session)
+        for index in range(resume_index, resume_index + max_tokens):
+            async with self.hold(session_id, token) as session:
+                if index < session.next_index:
+                    decoded = session.recall(index)
+                else:
+                    decoded = await self.engine.call(session.decode_next)
+            yield session.token, decoded
+
+    async def close(self, session: Session) -> None:
+        """Give the session up and remove its entry. The caller holds the session."""
+        await self.directory.release(session.session_id, session.token)
+        await self.drop(session)
+
+    def adopt(self, session: Session) -> None:
+        """Let an installed session serve. Cannot fail: this is the swap of a commit."""
+        self._live[session.session_id] = session
+
+    async def drop(self, session: Session) -> None:
+        """Forget a session that this node does not own any more, and the pack it arrived in."""
+        session.phase = Phase.GONE
+        if self._live.get(session.session_id) is session:
+            del self._live[session.session_id]
+        if session.spool is None:
+            return
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(session.spool.unlink, missing_ok=True)
+        try:
+            await self._journal.let_go(session.session_id)
+        except JournalError as error:
+            # A restart finds that the session is not ours, and lets go then.
+            log.error("session %s: %s", session.session_id, error)
+
+    def _require_room(self) -> None:
+        if len(self._live) + len(self._opening) >= SESSIONS_MAX:
+            raise NodeBusyError(f"this node holds {len(self._live)} sessions, as many as it may")
+
+    async def _claim(self, session_id: str) -> OwnershipToken:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        entry = await self.directory.owner(session_id)
+        if entry is None:
+            return await self.directory.claim(session_id, self.node, nonce)
+        if entry.node != self.node:
+            raise SessionExistsError(f"session {session_id}: owned by node {entry.node}")
+        # Ours, but lost with a restart. A raised revision fences whoever still holds the old token.
+        log.warning("session %s: claimed again, its state was lost", session_id)
+        return await transfer_settled(self.directory, session_id, entry.token, self.node, nonce)
+
+    async def _require_owned(self, session: Session, token: OwnershipToken) -> None:
+        if session.phase is Phase.GONE:
+            raise SessionNotFoundError(f"session {session.session_id}: moved away")
+        if session.phase is Phase.FROZEN:
+            raise SessionFrozenError(f"session {session.session_id}: being handed over")
+        if token != session.token:
+            raise StaleTokenError(
+                f"session {session.session_id}: revision {token.revision} is not the current one"
+            )
+        entry = await self.directory.owner(session.session_id)
+        if entry is None or entry.node != self.node or entry.token != session.token:
+            session.phase = Phase.FROZEN
+            raise StaleTokenError(f"session {session.session_id}: this node does not own it")

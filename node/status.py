@@ -1,0 +1,84 @@
+"""Error class -> gRPC status code. The one table; a test checks that it misses no class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+import grpc
+import grpc.aio
+
+from engine import errors as engine_errors
+from kvpack import errors as kvpack_errors
+from kvpack.errors import KvpackError
+from node import errors as node_errors
+from node.migration.wire import REASON_KEY
+
+_Code = grpc.StatusCode
+
+CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
+    KvpackError: _Code.INTERNAL,
+    # What a peer or client sent.
+    kvpack_errors.FieldError: _Code.INVALID_ARGUMENT,
+    kvpack_errors.FormatError: _Code.INVALID_ARGUMENT,
+    kvpack_errors.VersionError: _Code.INVALID_ARGUMENT,
+    kvpack_errors.LimitError: _Code.INVALID_ARGUMENT,
+    node_errors.UsageError: _Code.INVALID_ARGUMENT,
+    node_errors.InventoryError: _Code.INVALID_ARGUMENT,
+    # Whose it is.
+    kvpack_errors.UnknownKeyError: _Code.PERMISSION_DENIED,
+    kvpack_errors.AuthenticationError: _Code.PERMISSION_DENIED,
+    node_errors.PeerRefusedError: _Code.PERMISSION_DENIED,
+    # What it is for.
+    kvpack_errors.LayoutMismatchError: _Code.FAILED_PRECONDITION,
+    kvpack_errors.IdentityMismatchError: _Code.FAILED_PRECONDITION,
+    kvpack_errors.IncompleteError: _Code.FAILED_PRECONDITION,
+    node_errors.ConsentError: _Code.FAILED_PRECONDITION,
+    node_errors.ProbeError: _Code.FAILED_PRECONDITION,
+    node_errors.SessionStateError: _Code.FAILED_PRECONDITION,
+    node_errors.StaleTokenError: _Code.FAILED_PRECONDITION,
+    node_errors.TransferStateError: _Code.FAILED_PRECONDITION,
+    engine_errors.ContextLimitError: _Code.OUT_OF_RANGE,
+    # What is there already, or not.
+    node_errors.SessionNotFoundError: _Code.NOT_FOUND,
+    node_errors.TransferNotFoundError: _Code.NOT_FOUND,
+    node_errors.SessionExistsError: _Code.ALREADY_EXISTS,
+    node_errors.ReplayError: _Code.ALREADY_EXISTS,
+    # Try again later.
+    node_errors.NodeBusyError: _Code.RESOURCE_EXHAUSTED,
+    node_errors.SessionFrozenError: _Code.UNAVAILABLE,
+    node_errors.DirectoryError: _Code.UNAVAILABLE,
+    node_errors.DirectoryAmbiguousError: _Code.UNAVAILABLE,
+    node_errors.JournalError: _Code.UNAVAILABLE,
+    node_errors.PeerUnavailableError: _Code.UNAVAILABLE,
+    # A move that ended as planned, without success.
+    node_errors.TransferFailedError: _Code.ABORTED,
+    node_errors.PeerAnswerError: _Code.ABORTED,
+    # This node's own trouble.
+    kvpack_errors.KeyFileError: _Code.INTERNAL,
+    kvpack_errors.PublishError: _Code.INTERNAL,
+    node_errors.NodeError: _Code.INTERNAL,
+    node_errors.ListenError: _Code.INTERNAL,
+    node_errors.CredentialsError: _Code.INTERNAL,
+    engine_errors.ModelFolderError: _Code.INTERNAL,
+    engine_errors.UnsupportedCacheError: _Code.INTERNAL,
+    engine_errors.BackendError: _Code.INTERNAL,
+    engine_errors.CacheDiscontinuity: _Code.INTERNAL,
+    engine_errors.RowsNotLiveError: _Code.INTERNAL,
+    engine_errors.TornGenerationError: _Code.DATA_LOSS,
+}
+
+
+def code_of(error: KvpackError) -> grpc.StatusCode:
+    """The status code of ``error``: of its class, or of the nearest one above it."""
+    for kind in type(error).__mro__:
+        if kind in CODES:
+            return CODES[kind]
+    return _Code.UNKNOWN
+
+
+async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: KvpackError) -> NoReturn:
+    """End the call with ``error``: its code, its sentence, its stable word in the trailer."""
+    context.set_trailing_metadata(((REASON_KEY, error.reason),))
+    await context.abort(code_of(error), str(error))
+    raise RuntimeError("abort returned")
