@@ -57,7 +57,7 @@ SCHEDULE_RUNS_MAX: Final = 65_536
 EPOCH_MAX: Final = (1 << 31) - 1
 
 #: The identity of the largest layout (512 layers, long RoPE texts) and all its constants take
-#: 230 KiB; a header is read whole before anything in it can be authenticated.
+#: 222,000 bytes; a header is read whole before anything in it can be authenticated.
 IDENTITY_BYTES_MAX: Final = 256 << 10
 
 #: References of one bundle: 128 GiB of chunks of the target size. A reader holds one object for

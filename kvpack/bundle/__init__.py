@@ -4,6 +4,7 @@ from kvpack.bundle.footer import Footer
 from kvpack.bundle.forward import ForwardReader
 from kvpack.bundle.index import BundleIndex
 from kvpack.bundle.reader import BundleReader
+from kvpack.bundle.signed import verify_signed
 from kvpack.bundle.snapshots import parse_token_ids, read_snapshot, require_whole, write_snapshot
 from kvpack.bundle.walk import Depth
 from kvpack.bundle.writer import BundleWriter
@@ -24,5 +25,6 @@ __all__ = [
     "publish_new",
     "read_snapshot",
     "require_whole",
+    "verify_signed",
     "write_snapshot",
 ]

@@ -6,6 +6,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from kvpack import limits
 from kvpack.bundle.footer import Footer
 from kvpack.bundle.index import BundleIndex
@@ -48,6 +50,7 @@ def write_snapshot(
     *,
     components: Sequence[SealedChunk] = (),
     codec: Codec = Codec.RAW,
+    signer: Ed25519PrivateKey | None = None,
 ) -> Footer:
     """Write ``snapshot`` as one whole bundle: rows, token ids, then ``components``.
 
@@ -60,6 +63,7 @@ def write_snapshot(
         schedule: In which calls it was computed.
         components: Sealed final logits, sampler or session state.
         codec: For the rows.
+        signer: Signs the stored bytes, or None.
 
     Raises:
         LayoutMismatchError: The snapshot is of another layout than the header's.
@@ -67,7 +71,7 @@ def write_snapshot(
     """
     context = SealContext(key, header.identity_digest, header.layout_digest)
     header_bytes = encode_header(header)
-    writer = BundleWriter(sink, key, header_bytes)
+    writer = BundleWriter(sink, key, header_bytes, signer)
     element_bytes = header.layout.encoding.element_bytes
     for tile in snapshot.tiles:
         writer.add(seal_tile(context, tile, codec, element_bytes=element_bytes))

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from kvpack import limits
 from kvpack.bundle.footer import Footer, encode_footer
+from kvpack.bundle.signature import SignatureTranscript, sign
 from kvpack.chunk import ChunkReference, SealedChunk, parse_chunk
 from kvpack.errors import FormatError
 from kvpack.header import decode_header
@@ -31,13 +34,22 @@ class BundleWriter:
         sink: Where the bytes go. After an error from it the writer is dead.
         key: Root of the header's tenant and epoch.
         header_bytes: The bundle header as stored.
+        signer: Signs the stored bytes for readers who hold no secret. None: unsigned.
 
     Raises:
         FormatError: ``header_bytes`` is not a header; also what :func:`decode_header` raises.
     """
 
-    def __init__(self, sink: Sink, key: EpochKey, header_bytes: bytes) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        key: EpochKey,
+        header_bytes: bytes,
+        signer: Ed25519PrivateKey | None = None,
+    ) -> None:
         decode_header(header_bytes)
+        self._signer = signer
+        self._transcript = None if signer is None else SignatureTranscript(header_bytes)
         self._sink = sink
         self._key = key
         self._header = header_bytes
@@ -63,6 +75,8 @@ class BundleWriter:
         count = len(self._references) + 1
         limits.check_range("manifest.references", count, 0, limits.REFERENCES_MAX)
         self._write(data)
+        if self._transcript is not None:
+            self._transcript.add_object(data)
         self._references.append(reference)
         self._chunks_bytes += len(data)
         return reference
@@ -78,14 +92,19 @@ class BundleWriter:
         """
         manifest = open_manifest(self._key, self._header, manifest_blob)
         require_same_references(manifest.references, self.references)
+        signature = b""
+        if self._signer is not None and self._transcript is not None:
+            signature = sign(self._signer, self._transcript.message(manifest_blob))
         footer = Footer(
             header_bytes=len(self._header),
             chunk_count=len(self._references),
             chunks_bytes=self._chunks_bytes,
             manifest_bytes=len(manifest_blob),
+            signature_bytes=len(signature),
         )
         self._write(manifest_blob)
-        self._write(encode_footer(self._key, footer, manifest_id(manifest_blob), b""))
+        self._write(signature)
+        self._write(encode_footer(self._key, footer, manifest_id(manifest_blob), signature))
         self._open = False
         return footer
 

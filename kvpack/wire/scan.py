@@ -115,8 +115,9 @@ def _scan_message(rule: MessageRule, data: bytes, offset: int, end: int, path: s
         last = number
         seen.add(number)
         offset = _scan_field(field, data, offset, end, path, occurrences)
-    for number in rule.required - seen:
-        raise FormatError(f"{path}.{rule.fields[number].name}", "present", "absent")
+    missing = rule.required - seen
+    if missing:
+        raise FormatError(f"{path}.{rule.fields[min(missing)].name}", "present", "absent")
 
 
 def _scan_field(
