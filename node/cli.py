@@ -125,3 +125,37 @@ def pin(credentials: Path, nodes: tuple[Path, ...], clients: tuple[Path, ...]) -
         for path in paths:
             peer = pin_one(credentials, read_public(path), role)
             click.echo(f"{peer.name} {peer.digest.hex()}")
+
+
+@main.command()
+@click.option("--text", type=_FILE, help="Text to prefill; default: the project's own.")
+@click.option("--tokens", default=2048, show_default=True, help="Tokens of it to use.")
+@click.option("--window", default=64, show_default=True, help="Window of the tiny model.")
+@click.option("--out", type=_FOLDER, default=Path("demo-out"), show_default=True)
+@click.option("--model", "model_dir", type=_FOLDER, help="Use this model folder instead.")
+@click.option("--source", default="127.0.0.1:0", show_default=True, metavar="HOST:PORT")
+@click.option("--target", default="127.0.0.1:0", show_default=True, metavar="HOST:PORT")
+@click.option("--keep", is_flag=True, help="Keep model, credentials, logs and node data, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+def demo(
+    text: Path | None,
+    tokens: int,
+    window: int,
+    out: Path,
+    model_dir: Path | None,
+    source: str,
+    target: str,
+    keep: bool,
+    as_json: bool,
+) -> None:
+    """Move a session between two processes on this machine, and prove it.
+
+    Prefills a text on one node, hands the session to another, compares further logits with
+    a twin that never moved, saves and verifies a pack. Leaves the pack and its key in --out.
+    Exits with 1 if anything did not hold.
+    """
+    from node.demo.main import DemoOptions
+    from node.demo.main import demo as run
+
+    options = DemoOptions(text, tokens, window, out, model_dir, source, target, keep, as_json)
+    raise SystemExit(run(options))

@@ -1,0 +1,1 @@
+"""``kvnode demo``: the main job, end to end, between two real processes."""
