@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,6 +50,8 @@ class ChunkReference:
         plain_bytes: Length of the plaintext.
         encoded_bytes: Length of what was encrypted: the ciphertext without its tag.
         part: Which piece, where one payload needs several chunks (DRAFT, SAMPLER, SESSION).
+        first_used: In stores only: how many of a whole SWA block's first rows do not count.
+        count_used: In stores only: how many rows count after those; 0 where all of them do.
 
     Raises:
         LimitError: A field is outside its cap.
@@ -68,6 +71,8 @@ class ChunkReference:
     plain_bytes: int
     encoded_bytes: int
     part: int = 0
+    first_used: int = 0
+    count_used: int = 0
 
     def __post_init__(self) -> None:
         check_ids(content_id=self.content_id, seal_id=self.seal_id)
@@ -94,6 +99,16 @@ class ChunkReference:
             self._check_without_layers()
         if self.part and not self.may_have_parts:
             raise FormatError("chunk.part", f"0 for {self.chunk_class.value}", self.part)
+        if self.first_used or self.count_used:
+            self._check_trim()
+
+    def _check_trim(self) -> None:
+        # Only a window begins inside a block; rows of other classes are used as they were sealed.
+        if self.chunk_class is not ChunkClass.SWA or self.token_count != limits.GRID_TOKENS:
+            raise FormatError("chunk.count_used", "absent, except for whole swa blocks", "present")
+        limits.check_range("chunk.first_used", self.first_used, 0, limits.GRID_TOKENS - 1)
+        room = min(limits.GRID_TOKENS - self.first_used, limits.GRID_TOKENS - 1)
+        limits.check_range("chunk.count_used", self.count_used, 1, room, "rows")
 
     def _check_draft(self) -> None:
         if self.token_count and self.layers:
@@ -150,6 +165,27 @@ class ChunkReference:
     def slot(self) -> tuple[ChunkClass, tuple[int, ...], int, int, int]:
         """What it holds, apart from the bytes: two chunks of one pack never share a slot."""
         return self.chunk_class, self.layers, self.first_position, self.token_count, self.part
+
+    @property
+    def is_trimmed(self) -> bool:
+        """Whether only some of the chunk's rows count. Such a reference exists only in stores."""
+        return self.count_used != 0
+
+    def untrimmed(self) -> ChunkReference:
+        """The reference as the object's own header says it."""
+        return dataclasses.replace(self, first_used=0, count_used=0) if self.is_trimmed else self
+
+    def used_spec(self) -> TileSpec:
+        """Which rows of a FULL or SWA chunk count: all, or those a trimmed reference leaves.
+
+        Raises:
+            FormatError: The class holds no rows. And everything that :meth:`tile_spec` raises.
+        """
+        whole = self.tile_spec()
+        if not self.is_trimmed:
+            return whole
+        first = whole.first_position + self.first_used
+        return TileSpec(whole.kind, whole.layers, first, self.count_used)
 
     def tile_spec(self) -> TileSpec:
         """Which rows a FULL or SWA chunk holds.

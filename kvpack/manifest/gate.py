@@ -20,8 +20,13 @@ from kvpack.snapshot import check_coverage, check_producer_encoding
 _STATES = (ChunkClass.SAMPLER, ChunkClass.SESSION)
 
 
-def check_manifest(header: Header, manifest: Manifest) -> None:
+def check_manifest(header: Header, manifest: Manifest, *, in_store: bool = False) -> None:
     """Refuse a manifest that is not the table of one whole state under ``header``.
+
+    Args:
+        header: Whose rows.
+        manifest: The table.
+        in_store: It lies in a store, where references may be trimmed. Nowhere else may they.
 
     Raises:
         FormatError: A reference, component or schedule contradicts the rest.
@@ -36,10 +41,13 @@ def check_manifest(header: Header, manifest: Manifest) -> None:
     _check_ring_heads(header, manifest)
     _check_parent(manifest)
     for index, reference in enumerate(manifest.references):
-        _check_reference(header, manifest, reference, f"manifest.references[{index}]")
+        field = f"manifest.references[{index}]"
+        if reference.is_trimmed and not in_store:
+            raise FormatError(f"{field}.count_used", "absent outside of stores", "present")
+        _check_reference(header, manifest, reference, field)
     _check_parts(manifest.references)
     _check_token_ids(manifest)
-    specs = [reference.tile_spec() for reference in manifest.references if reference.has_rows]
+    specs = [reference.used_spec() for reference in manifest.references if reference.has_rows]
     check_coverage(header.layout, manifest.position, specs, manifest.cut)
 
 

@@ -97,6 +97,8 @@ def _reference_message(reference: ChunkReference) -> pb.ChunkReference:
         epoch=reference.epoch,
         plain_bytes=reference.plain_bytes,
         encoded_bytes=reference.encoded_bytes,
+        first_used=reference.first_used,
+        count_used=reference.count_used,
     )
 
 
@@ -124,4 +126,6 @@ def _reference_value(message: pb.ChunkReference, layers: tuple[int, ...]) -> Chu
         plain_bytes=message.plain_bytes,
         encoded_bytes=message.encoded_bytes,
         part=message.part,
+        first_used=message.first_used,
+        count_used=message.count_used,
     )

@@ -37,13 +37,16 @@ PREFIX_BYTES: Final = _PREFIX.size
 BLOB_BYTES_MAX: Final = PREFIX_BYTES + limits.MANIFEST_BYTES_MAX + MAC_BYTES
 
 
-def seal_manifest(key: EpochKey, header: bytes, manifest: Manifest) -> bytes:
+def seal_manifest(
+    key: EpochKey, header: bytes, manifest: Manifest, *, in_store: bool = False
+) -> bytes:
     """The stored bytes of ``manifest``, its MAC included.
 
     Args:
         key: Root of the header's tenant and epoch.
         header: The bundle header's bytes, which the MAC binds.
         manifest: What the pack holds; it passes the gate before it is sealed.
+        in_store: For a store: references may be trimmed.
 
     Raises:
         UnknownKeyError: The key is not that of the header.
@@ -51,15 +54,21 @@ def seal_manifest(key: EpochKey, header: bytes, manifest: Manifest) -> bytes:
             IdentityMismatchError, LayoutMismatchError.
     """
     _check_key(key, header)
-    check_manifest(decode_header(header), manifest)
+    check_manifest(decode_header(header), manifest, in_store=in_store)
     message = encode_message(manifest)
     limits.check_range("manifest", len(message), 1, limits.MANIFEST_BYTES_MAX, "bytes")
     stored = _PREFIX.pack(MAGIC, VERSION, bytes(3), len(message)) + message
     return stored + key.mac("manifest", header, stored)
 
 
-def open_manifest(key: EpochKey, header: bytes, blob: bytes) -> Manifest:
+def open_manifest(key: EpochKey, header: bytes, blob: bytes, *, in_store: bool = False) -> Manifest:
     """Check the MAC, then scan, then parse, then ask the gate.
+
+    Args:
+        key: Root of the header's tenant and epoch.
+        header: The header's bytes.
+        blob: The manifest as stored, its MAC included.
+        in_store: It comes from a store: references may be trimmed.
 
     Raises:
         FormatError: The prefix is not one, or authentic bytes are not canonical.
@@ -75,7 +84,7 @@ def open_manifest(key: EpochKey, header: bytes, blob: bytes) -> Manifest:
     if not hmac.compare_digest(key.mac("manifest", header, stored), mac):
         raise AuthenticationError("manifest")
     manifest = decode_message(stored[PREFIX_BYTES:])
-    check_manifest(decode_header(header), manifest)
+    check_manifest(decode_header(header), manifest, in_store=in_store)
     return manifest
 
 

@@ -119,6 +119,8 @@ REFERENCE: Final = _message(
     _uint("epoch", limits.EPOCH_MAX, required=True),
     _uint("plain_bytes", limits.CHUNK_PLAINTEXT_BYTES_MAX, required=True),
     _uint("encoded_bytes", limits.CHUNK_PLAINTEXT_BYTES_MAX, required=True),
+    _uint("first_used", limits.GRID_TOKENS - 1),
+    _uint("count_used", limits.GRID_TOKENS - 1),
 )
 
 COMPONENT: Final = _message(64, _choice("kind", codes.COMPONENT_KINDS), _digest("identity_digest"))

@@ -39,6 +39,8 @@ class ChunkReference(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     PLAIN_BYTES_FIELD_NUMBER: _builtins.int
     ENCODED_BYTES_FIELD_NUMBER: _builtins.int
+    FIRST_USED_FIELD_NUMBER: _builtins.int
+    COUNT_USED_FIELD_NUMBER: _builtins.int
     chunk_class: _builtins.int
     """1 full, 2 swa, 3 token ids, 4 final logits, 5 sampler, 6 draft, 7 session"""
     first_position: _builtins.int
@@ -57,6 +59,10 @@ class ChunkReference(_message.Message):
     plain_bytes: _builtins.int
     encoded_bytes: _builtins.int
     """ciphertext without its tag"""
+    first_used: _builtins.int
+    """stores only: rows of a whole SWA block that are skipped"""
+    count_used: _builtins.int
+    """stores only: rows that count after those; absent: all rows count"""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """ascending"""
@@ -76,10 +82,12 @@ class ChunkReference(_message.Message):
         epoch: _builtins.int = ...,
         plain_bytes: _builtins.int = ...,
         encoded_bytes: _builtins.int = ...,
+        first_used: _builtins.int = ...,
+        count_used: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aead", b"aead", "chunk_class", b"chunk_class", "codec", b"codec", "content_id", b"content_id", "encoded_bytes", b"encoded_bytes", "epoch", b"epoch", "first_position", b"first_position", "layers", b"layers", "part", b"part", "plain_bytes", b"plain_bytes", "seal_id", b"seal_id", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aead", b"aead", "chunk_class", b"chunk_class", "codec", b"codec", "content_id", b"content_id", "count_used", b"count_used", "encoded_bytes", b"encoded_bytes", "epoch", b"epoch", "first_position", b"first_position", "first_used", b"first_used", "layers", b"layers", "part", b"part", "plain_bytes", b"plain_bytes", "seal_id", b"seal_id", "token_count", b"token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
