@@ -46,6 +46,11 @@ _WHY: Final = MappingProxyType(
 )
 
 
+def private_name() -> str:
+    """A new private name. Random: two writers of one name never meet in one file."""
+    return f"{_PREFIX}{secrets.token_hex(16)}{_SUFFIX}"
+
+
 def is_private_name(name: str) -> bool:
     """Whether ``name`` is a leftover of a publication that never happened."""
     return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
@@ -88,18 +93,18 @@ def publish_new(path: str | os.PathLike[str]) -> Iterator[PrivateFile]:
     target, name = Path(path), _file_name(os.fspath(path))
     with _translated(target):
         folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    private = f"{_PREFIX}{secrets.token_hex(16)}{_SUFFIX}"
+    private = private_name()
     try:
         descriptor = _create(target, folder, name, private)
         try:
             try:
                 yield PrivateFile(target, descriptor)
                 with _translated(target):
-                    _flush(descriptor)
+                    flush(descriptor)
             finally:
                 os.close(descriptor)
             with _translated(target):
-                _link_without_replace(folder, private, name)
+                link_without_replace(folder, private, name)
         finally:
             # After an exclusive rename the private name is gone already.
             with contextlib.suppress(FileNotFoundError):
@@ -129,7 +134,7 @@ def _create(target: Path, folder: int, name: str, private: str) -> int:
         return descriptor
 
 
-def _flush(descriptor: int) -> None:
+def flush(descriptor: int) -> None:
     """Make the file durable. On macOS fsync alone leaves the bytes in the drive's own cache."""
     if sys.platform == "darwin":
         import fcntl
@@ -139,7 +144,15 @@ def _flush(descriptor: int) -> None:
         os.fsync(descriptor)
 
 
-def _link_without_replace(folder: int, private: str, name: str) -> None:
+def link_without_replace(folder: int, private: str, name: str) -> None:
+    """Give the file ``private`` its name. Which of two callers does so first is decided here.
+
+    On a volume without links the private name is gone afterwards, else it is still there.
+
+    Raises:
+        FileExistsError: The name is taken.
+        OSError: The volume refuses, or offers neither links nor an exclusive rename.
+    """
     try:
         os.link(private, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except OSError as error:
@@ -157,6 +170,12 @@ def _rename_exclusive(folder: int, private: str, name: str) -> None:
         raise OSError(code, os.strerror(code))
 
 
+def explain(error: OSError) -> str:
+    """Why the volume refused, in words that say what to do."""
+    code = error.errno or 0
+    return _WHY.get(code, "the volume has no links" if code in _NO_LINKS else str(error.strerror))
+
+
 @contextlib.contextmanager
 def _translated(path: Path, missing_bytes: int = 0) -> Iterator[None]:
     """Turn an ``OSError`` about ``path`` into the one error that callers know."""
@@ -167,9 +186,7 @@ def _translated(path: Path, missing_bytes: int = 0) -> Iterator[None]:
 
 
 def _publish_error(path: Path, error: OSError, missing_bytes: int) -> PublishError:
-    code = error.errno or 0
-    reason = _WHY.get(code, "the volume has no links" if code in _NO_LINKS else error.strerror)
-    detail = ""
+    code, reason, detail = error.errno or 0, explain(error), ""
     if code in (errno.ENOSPC, errno.EDQUOT):
         free = "unknown"
         with contextlib.suppress(OSError):
