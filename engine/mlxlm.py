@@ -119,7 +119,8 @@ def _load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  mlx-lm is untyped
     # Bound first: strict mypy refuses a direct call of an untyped function.
     load: Any = _load_tokenizer_files
     try:
-        return load(folder)
+        # Left unsaid, a folder with code of its own would make transformers ask on the terminal.
+        return load(folder, {"trust_remote_code": False})
     except (*_BROKEN_FOLDER, OSError) as error:
         raise ModelFolderError(f"{folder}: tokenizer: {_one_line(error)}") from error
 

@@ -17,7 +17,7 @@ W = 5
 
 
 def caches(layout: PlaneLayout) -> tuple[PlaneCache, PlaneCache]:
-    ring, full = empty_planes(FakeNetwork(layout))
+    ring, full, _ = empty_planes(FakeNetwork(layout))
     return PlaneCache(ring, W), PlaneCache(full, None)
 
 

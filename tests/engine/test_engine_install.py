@@ -163,6 +163,21 @@ def test_no_row_arrives_twice(load: Load) -> None:
     assert cut(installer.finish(schedule(T))).tiles == snapshot.tiles
 
 
+def test_a_refused_tile_writes_nothing(load: Load) -> None:
+    """Its last layer is refused: its first ones must not have been written by then."""
+    model = load(ModelCase())
+    tile = next(t for t in cut(session(model)).tiles if t.spec.kind is LayerKind.SWA)
+    *others, last = split(tile, model)
+    installer = model.installer(T)
+    installer.scatter(last)
+    before = installer.missing()
+    with pytest.raises(LayoutMismatchError, match=r"layers\[2\].rows"):
+        installer.scatter(tile)
+    assert installer.missing() == before
+    for piece in others:
+        installer.scatter(piece)
+
+
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
@@ -265,6 +280,16 @@ def test_live_generations_do_not_touch_each_other(layout: PlaneLayout, load: Loa
         )
 
 
+def test_two_models_in_one_process_do_not_touch_each_other(load: Load) -> None:
+    """Exact repeats give the first answer, whatever another model did in between."""
+    cases = (ModelCase("muse_glimmer"), ModelCase("exaone4", window=64))
+    first = {case: [x.data for x in greedy(session(load(case)), 5, 4)] for case in cases}
+    for _ in range(5):
+        for case in cases:
+            generation = reinstall(load(case), session(load(case)))
+            assert [x.data for x in greedy(generation, 5, 4)] == first[case]
+
+
 def test_tiles_do_not_tear_while_the_session_goes_on(load: Load) -> None:
     model = load(ModelCase())
     generation, paused = session(model), session(model)
@@ -305,6 +330,10 @@ def test_bad_calls_change_nothing(load: Load) -> None:
     assert generation.step(3).data == twin.step(3).data
 
 
+class Stop(BaseException):
+    """Like an interrupt: no handler for errors sees it."""
+
+
 def test_a_call_that_stops_half_way_retires_its_generation_only(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,11 +344,11 @@ def test_a_call_that_stops_half_way_retires_its_generation_only(
 
     def fail(self: object, position: int, *rows: object) -> int:
         if self is generation._caches[2].plane:
-            raise KeyboardInterrupt
+            raise Stop
         return real(self, position, *rows)
 
     monkeypatch.setattr(plane, "append", fail)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stop):
         generation.step(5)
     for use in (lambda: generation.step(5), lambda: cut(generation)):
         with pytest.raises(TornGenerationError):

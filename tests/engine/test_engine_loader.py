@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +91,27 @@ def test_damaged_text_files(folder: Path, name: str, content: bytes) -> None:
         engine.load_model(folder)
 
 
+def test_loading_opens_no_socket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a model folder is local; nothing may be asked elsewhere")
+
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    engine.load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_code_in_a_folder_is_never_run(folder: Path, name: str, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w')")
+    code = {"auto_map": {"AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil"}}
+    edit(folder, name, **code, model_file="evil.py", tokenizer_class="Evil")
+    with contextlib.suppress(ModelFolderError):
+        engine.load_model(folder)
+    assert not mark.exists()
+
+
 @pytest.mark.parametrize("keep", [0, 5, 1000, -1])
 def test_truncated_weights(folder: Path, keep: int) -> None:
     weights = folder / "model.safetensors"
@@ -155,10 +178,6 @@ def test_another_thread_is_refused(load: Load) -> None:
     thread.start()
     thread.join(timeout=10)
     assert len(caught) == 1
-
-
-def identities(folder: Path, **load: object) -> Iterator[object]:
-    yield engine.load_model(folder, **load).identity("acme")
 
 
 @pytest.mark.parametrize(

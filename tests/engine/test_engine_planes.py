@@ -28,6 +28,8 @@ LAYOUT = CacheLayout(
     (
         LayerLayout(LayerKind.SWA, WINDOW, HEADS, KEY_DIM, VALUE_DIM),
         LayerLayout(LayerKind.FULL, None, HEADS, KEY_DIM, VALUE_DIM),
+        # A second window: each layer keeps its own.
+        LayerLayout(LayerKind.SWA, WINDOW - 2, HEADS, KEY_DIM, VALUE_DIM),
     ),
     Encoding.F16LE,
     CONTEXT,
@@ -70,7 +72,7 @@ def positions_in(span: mx.array) -> list[int]:
 
 
 class PlaneMachine(RuleBasedStateMachine):
-    """One ring and one full plane, fed alike; the model is the list of positions so far."""
+    """Two rings of different windows and a full plane, fed alike, against a list of positions."""
 
     layout = HEAD
 
@@ -159,6 +161,9 @@ class PlaneMachine(RuleBasedStateMachine):
         for first in (self.end, self.end - WINDOW - 1):
             with pytest.raises(RowsNotLiveError):
                 read(first, 1)
+        if self.end > WINDOW:
+            with pytest.raises(RowsNotLiveError):
+                self.planes[2].host_rows(self.end - WINDOW, 1)
 
 
 class TokenMajorMachine(PlaneMachine):
