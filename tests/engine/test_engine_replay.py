@@ -23,6 +23,8 @@ from engine.planes import Plane
 
 W = 64
 POSITIONS = [*range(W - 2, W + 3), *range(2 * W - 1, 2 * W + 2), 5 * W + 3]
+#: The other architectures share the planes: the equalities and one deep wrap are enough for them.
+FEWER = [W - 1, W, W + 1, 5 * W + 3]
 STEPS = RAW_STEPS + GREEDY_STEPS + STEPS_AFTER_CHUNK
 
 CASES = [
@@ -64,7 +66,8 @@ def test_replay_in_a_fresh_process(
     tmp_path: Path,
 ) -> None:
     model, twins = load(case), {}
-    for position in POSITIONS:
+    positions = POSITIONS if case.arch == "muse_glimmer" else FEWER
+    for position in positions:
         generation = to_position(model, position)
         save(
             tmp_path / f"{position}.cut",
@@ -77,7 +80,7 @@ def test_replay_in_a_fresh_process(
         assert (tmp_path / f"{position}.logits").read_bytes() == twin, f"T={position}"
         assert len(twin) == STEPS * model.vocab_size * model.layout.encoding.element_bytes
     # The stream must be able to show a fault: not one token for ever.
-    assert len(set(twins.values())) == len(POSITIONS)
+    assert len(set(twins.values())) == len(positions)
 
 
 #: bfloat16 rounds so coarsely that 64 rows in another order happen to give the same sums.
