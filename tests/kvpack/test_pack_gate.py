@@ -359,7 +359,8 @@ def _delta(cut: int, position: int) -> tuple[Manifest, list[SealedChunk]]:
     chunks += seal_ids(CONTEXT, value.token_ids[cut:], cut)
     manifest = Manifest(
         Producer.ENGINE, position, NUMERICS, schedule(position),
-        tuple(chunk.reference for chunk in chunks), (TARGET,), ParentReference(bytes(32), 1, cut, 1),
+        tuple(chunk.reference for chunk in chunks), (TARGET,),
+        ParentReference(bytes(32), 1, cut, 1),
     )  # fmt: skip
     return manifest, chunks
 
