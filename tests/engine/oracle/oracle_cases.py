@@ -36,7 +36,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "muse_glimmer": {
         "layer_types": PATTERN,
         "qk_scale_factor": 3.87,
-        "post_norm_eps": 1e-8,
+        "rms_norm_eps": 1e-2,  # both far apart and large, so that a mix-up shows
+        "post_norm_eps": 0.2,
         "final_logit_softcapping": 20.0,
         "output_multiplier": 0.7,
     },

@@ -45,7 +45,8 @@ def test_a_text_tower_inside_a_multimodal_model_is_the_same_model(text: str, hea
     nested = renamed(renamed(case.tensors, "model.", text), "lm_head.", head)
     nested["model.vision_tower.patch.weight"] = np.zeros((2, 2), np.float32)
     nested["vision_adapter.fc1.weight"] = np.zeros((2, 2), np.float32)
-    config = {"model_type": "muse_glimmer", "text_config": {**case.config}}
+    outer = {"model_type": "something_else", "hidden_size": 5}
+    config = {**outer, "text_config": {**case.config}}
     assert np.array_equal(logits(config, nested), logits(case.config, case.tensors))
 
 
