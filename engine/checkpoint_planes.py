@@ -38,7 +38,7 @@ class PlaneMark:
             overwrites nothing.
     """
 
-    __slots__ = ("_mark", "_noted", "plane", "retained")
+    __slots__ = ("_mark", "_noted", "_reuses_slots", "plane", "retained")
 
     def __init__(self, plane: Plane, token_count: int) -> None:
         """Mark ``plane``; the copy is lazy until somebody evaluates :attr:`retained`."""
@@ -46,6 +46,8 @@ class PlaneMark:
         self._mark = plane.origins.mark()
         self._noted: list[Rows] = []
         overwritten = plane.origins.overwritten_by(token_count)
+        # More than what is overwritten: a block wider than an empty ring replaces its own head.
+        self._reuses_slots = plane.length + token_count > plane.capacity
         self.retained: mx.array | None = None
         if overwritten:
             # Joining two arrays always copies. A slice alone would pin the buffer, and the block's
@@ -59,8 +61,8 @@ class PlaneMark:
         return 0 if self.retained is None else self.retained.shape[2]
 
     def note(self, keys: mx.array, values: mx.array) -> None:
-        """Remember rows of the block that may scroll out of the ring."""
-        if self.retained is not None:
+        """Remember rows of the block that may not stay in the slots they were written to."""
+        if self._reuses_slots:
             self._noted.append((keys, values))
 
     def rewind(self, kept_tokens: int) -> None:
@@ -71,13 +73,14 @@ class PlaneMark:
         """
         origins = self.plane.origins
         origins.rewind(self._mark)
-        if self.retained is None:
+        if not self._reuses_slots:
             # The rows that stay lie where they were written.
             origins.append_batch(origins.next_position, kept_tokens)
             return
-        key_dim = self.plane.shape.key_dim
-        old_keys, old_values = self.retained[..., :key_dim], self.retained[..., key_dim:]
-        self.plane.replace(origins.origin_logical, old_keys, old_values)
+        if self.retained is not None:
+            key_dim = self.plane.shape.key_dim
+            old_keys, old_values = self.retained[..., :key_dim], self.retained[..., key_dim:]
+            self.plane.replace(origins.origin_logical, old_keys, old_values)
         if kept_tokens:
             self.plane.append_batch(origins.next_position, *self._first_noted(kept_tokens))
 
