@@ -17,6 +17,7 @@ from engine.cache import PlaneCache
 from engine.generation import Generation, empty_planes
 from engine.install import Installer
 from engine.origins import PlaneLayout
+from engine.stream_bytes import TokenBytes
 from kvpack.identity import Identity, NumericsFingerprint
 from kvpack.layout import CacheLayout
 
@@ -110,6 +111,14 @@ class Model:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids``."""
         return self._parts.tokenizer.decode(list(ids))
+
+    def token_bytes(self) -> TokenBytes:
+        """Bytes of each token, for text that arrives token by token.
+
+        Raises:
+            ModelFolderError: Tokens of this tokenizer do not stand for bytes.
+        """
+        return TokenBytes.of(self._parts.tokenizer)
 
     def new_generation(self) -> Generation:
         """An empty session."""
