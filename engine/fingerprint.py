@@ -125,7 +125,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise ModelFolderError(f"{path.name}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFolderError(f"{path.name}: not valid JSON") from error
     if not isinstance(value, dict):
         raise ModelFolderError(f"{path.name}: not a JSON object")

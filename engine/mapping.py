@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import mlx.core as mx
 from blake3 import blake3
 from mlx.nn.layers.positional_encoding import RoPE
 
-from engine.dtypes import encoding_of
+from engine.dtypes import dtype_name, encoding_of
 from engine.errors import ModelFolderError
-from kvpack.layout import CacheLayout, LayerKind, LayerLayout, RopeLayout
+from kvpack.layout import CacheLayout, Encoding, LayerKind, LayerLayout, RopeLayout
 
-#: Attribute of an attention module that says whether its ``rope`` is applied, by architecture.
-ROPE_FLAGS: Final[Mapping[str, str]] = {
-    "muse_glimmer": "use_rope",
-    "cohere2": "use_sliding_window",
-    "exaone4": "use_rope",
-    "afmoe": "is_local_attention",
-}
+#: Classes of mlx-lm whose angles depend on the position alone, apart from the plain ``RoPE``.
+ROPE_CLASSES: Final = ("Llama3RoPE", "YarnRoPE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +36,25 @@ class LayerCacheKind:
 class _ProbeCache:
     """Stands in for a cache during one single-token call and notes what is stored."""
 
+    layer: int
+    window_tokens: int | None
     offset: int = 0
     key: mx.array | None = None
     value: mx.array | None = None
-    calls: int = field(default=0)
+    calls: int = 0
 
-    def make_mask(self, *_: object, **__: object) -> None:
-        """A single token sees itself."""
+    def make_mask(
+        self,
+        N: int,
+        return_array: bool = False,
+        window_size: int | None = None,
+    ) -> None:
+        """A single token sees itself; noted is only whether the model masks with this window."""
+        if window_size not in (None, self.window_tokens):
+            raise ModelFolderError(
+                f"layers[{self.layer}]: window: expected {self.window_tokens}, as its cache has, "
+                f"found a mask of {window_size}"
+            )
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Note the rows and hand them back."""
@@ -78,28 +85,50 @@ def probe_network(
     layers: Sequence[Any],
     kinds: Sequence[LayerCacheKind],
     args: Any,  # noqa: ANN401  mlx-lm's argument classes have no common type
+    rope_flag: str | None,
     max_context_tokens: int,
 ) -> ProbedNetwork:
     """Run one token through ``call`` and describe what its layers keep.
 
+    Args:
+        call: The network: ids ``[1, count]`` and caches to logits ``[1, count, vocab]``.
+        layers: Its layers, in order.
+        kinds: What the cache of each is.
+        args: The language model's arguments.
+        rope_flag: Attribute of an attention module that says whether its RoPE is applied; None
+            where it always is.
+        max_context_tokens: Tokens that the context holds.
+
     Raises:
-        ModelFolderError: A layer keeps nothing, more than one row, or another dtype than the
-            others; or layers and caches differ in number.
+        ModelFolderError: A layer keeps nothing, more than one row, another dtype than the others,
+            rotates by more than the position or masks with another window than its cache has; or
+            layers and caches differ in number.
     """
     if len(layers) != len(kinds):
-        raise ModelFolderError(f"{len(layers)} layers, but caches for {len(kinds)}")
-    probes = [_ProbeCache() for _ in layers]
+        raise ModelFolderError(f"layers: expected {len(layers)} caches, found {len(kinds)}")
+    probes = [_ProbeCache(index, kind.window_tokens) for index, kind in enumerate(kinds)]
     logits = call(mx.array([[0]]), probes)
     mx.eval(logits)
     shapes = [
-        _layer_layout(index, layer, kind, probe, args)
+        _layer_layout(index, kind, probe, _rope_layout(index, layer.self_attn, args, rope_flag))
         for index, (layer, kind, probe) in enumerate(zip(layers, kinds, probes, strict=True))
     ]
-    encodings = {encoding_of(array.dtype) for p in probes for array in _rows(p)}
-    if len(encodings) != 1:
-        raise ModelFolderError(f"layers keep rows of {len(encodings)} different dtypes")
-    layout = CacheLayout(tuple(shapes), encodings.pop(), max_context_tokens)
+    layout = CacheLayout(tuple(shapes), _one_encoding(probes), max_context_tokens)
     return ProbedNetwork(layout, logits.shape[-1])
+
+
+def _one_encoding(probes: Sequence[_ProbeCache]) -> Encoding:
+    """The element type of all rows."""
+    first = encoding_of(_rows(probes[0])[0].dtype)
+    for probe in probes:
+        for name, rows in zip(("keys", "values"), _rows(probe), strict=True):
+            found = encoding_of(rows.dtype)
+            if found is not first:
+                raise ModelFolderError(
+                    f"layers[{probe.layer}].{name}: dtype: expected {dtype_name(first)}, as in "
+                    f"layer 0, found {dtype_name(found)}"
+                )
+    return first
 
 
 def _rows(probe: _ProbeCache) -> tuple[mx.array, ...]:
@@ -107,11 +136,7 @@ def _rows(probe: _ProbeCache) -> tuple[mx.array, ...]:
 
 
 def _layer_layout(
-    index: int,
-    layer: Any,  # noqa: ANN401  mlx-lm's modules are untyped
-    kind: LayerCacheKind,
-    probe: _ProbeCache,
-    args: Any,  # noqa: ANN401
+    index: int, kind: LayerCacheKind, probe: _ProbeCache, rope: RopeLayout | None
 ) -> LayerLayout:
     rows = _rows(probe)
     if probe.calls != 1 or not rows or any(r.ndim != 4 or r.shape[2] != 1 for r in rows):
@@ -125,25 +150,36 @@ def _layer_layout(
         kv_heads=key.shape[1],
         key_dim=key.shape[3],
         value_dim=value.shape[3],
-        rope=_rope_layout(layer.self_attn, args),
+        rope=rope,
     )
 
 
-def _rope_layout(attention: Any, args: Any) -> RopeLayout | None:  # noqa: ANN401
-    flag = ROPE_FLAGS[args.model_type]
-    if not getattr(attention, flag):
+def _rope_layout(
+    index: int,
+    attention: Any,  # noqa: ANN401  mlx-lm's modules are untyped
+    args: Any,  # noqa: ANN401
+    rope_flag: str | None,
+) -> RopeLayout | None:
+    """How this very layer rotates its keys: bases and rules may differ from layer to layer."""
+    if rope_flag is not None and not getattr(attention, rope_flag):
         return None
     rope = attention.rope
+    name = type(rope).__name__
+    if type(rope) is not RoPE and name not in ROPE_CLASSES:
+        expected = " or ".join(("RoPE", *ROPE_CLASSES))
+        raise ModelFolderError(f"layers[{index}].rope: expected {expected}, found {name}")
     return RopeLayout(
+        # The scaled classes keep no base; they are built from the one that the arguments name.
         theta_bits=f64_bits(float(getattr(rope, "base", args.rope_theta))),
-        dims=int(rope.dims if hasattr(rope, "dims") else rope.dim),
-        interleaved=bool(getattr(rope, "traditional", False)),
+        dims=int(rope.dims),
+        interleaved=bool(rope.traditional),
         scaling=_rope_scaling(rope, args),
     )
 
 
 def _rope_scaling(rope: Any, args: Any) -> str:  # noqa: ANN401
+    """The rule as canonical text: equal text, equal angles."""
     if type(rope) is RoPE:
         return "none" if rope.scale == 1.0 else f"linear {f64_bits(rope.scale):016x}"
-    rule = canonical_json(getattr(args, "rope_scaling", None))
+    rule = canonical_json(args.rope_scaling)
     return f"{type(rope).__name__} {blake3(rule).hexdigest()[:32]}"

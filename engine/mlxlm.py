@@ -6,76 +6,99 @@ what each layer wants. Whatever the planes cannot stand in for is refused by nam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
+from huggingface_hub import constants as hub_constants
 from mlx.utils import tree_map_with_path
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import load_model as load_network
 from mlx_lm.utils import load_tokenizer as _load_tokenizer_files
 
-from engine import backend
+from engine import backend, config_checks, config_rope, weight_checks
+from engine.architectures import ARCHITECTURES, Architecture
+from engine.config_checks import Fields
 from engine.dtypes import dtype_name, encoding_named, mlx_dtype, require_little_endian
 from engine.errors import ModelFolderError, UnsupportedCacheError
-from engine.fingerprint import TOKENIZER_FILES, identity_of, numerics_of, read_json_object
-from engine.mapping import ROPE_FLAGS, LayerCacheKind, ProbedNetwork, probe_network
+from engine.fingerprint import (
+    TOKENIZER_FILES,
+    identity_of,
+    numerics_of,
+    quantisation_text,
+    read_json_object,
+)
+from engine.hub_cache import find_model
+from engine.mapping import LayerCacheKind, ProbedNetwork, probe_network
 from engine.model import LoadedParts, Model
 from engine.origins import PlaneLayout
+from engine.weight_headers import read_headers
 from kvpack.errors import FormatError
 from kvpack.layout import Encoding
 
 #: Measured on MLX's CPU backend: attention reads head-major planes faster than token-major ones.
 DEFAULT_PLANE_LAYOUT: Final = PlaneLayout.HEAD_MAJOR
 
-_CONTEXT_KEYS: Final = ("max_position_embeddings", "model_max_length")
-_BROKEN_FOLDER: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError)
+#: What mlx-lm and the tokenizers raise for a folder that they cannot use.
+_BROKEN_FOLDER: Final = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RuntimeError,
+    AssertionError,
+    ImportError,
+    OSError,
+)
 
 
 def load_model(
-    folder: Path, *, dtype: str | None = None, plane_layout: PlaneLayout | None = None
+    folder: Path | str, *, dtype: str | None = None, plane_layout: PlaneLayout | None = None
 ) -> Model:
-    """Load a model folder in Hugging Face layout and bind it to the calling thread.
+    """Load a model and bind it to the calling thread. Nothing is asked of any network.
 
     Args:
-        folder: Holds ``config.json``, ``model*.safetensors`` and a tokenizer.
+        folder: A folder in Hugging Face layout with ``config.json``, ``model*.safetensors`` and a
+            tokenizer; or ``owner/name``, with ``@revision`` or without, if the local Hugging Face
+            cache has it.
         dtype: ``"float16"``, ``"bfloat16"`` or ``"float32"``; None keeps the weights' own, except
             that mixture-of-experts layers on MLX's CPU exist in float32 only.
         plane_layout: Axis order of the planes; None for the backend's default.
 
     Raises:
-        ModelFolderError: One line naming what is missing, damaged or not supported.
+        ModelFolderError: One line naming what is missing, damaged, contradictory or not supported.
         BackendError: The process is set up so that results could not be repeated.
         ValueError: ``dtype`` is not one of the three names.
     """
     backend.require_repeatable()
     require_little_endian()
-    folder = Path(folder)
-    weight_files = _require_files(folder)
-    config = read_json_object(folder / "config.json")
-    model_type = config.get("model_type")
-    if model_type not in ROPE_FLAGS:
-        names = ", ".join(sorted(ROPE_FLAGS))
-        raise ModelFolderError(f"config.json: model_type {model_type!r} is not among {names}")
-    _require_layer_types(config)
-    network = _load_network(folder, model_type)
+    found = find_model(Path(folder), Path(hub_constants.HF_HUB_CACHE))
+    weight_files = _require_files(found.folder)
+    config = read_json_object(found.folder / "config.json")
+    architecture = _architecture(found.folder, config)
+    fields = config_checks.text_fields(config)
+    _require_weights(found.folder, weight_files, fields, chosen=dtype is not None)
+    _require_config(fields, architecture)
+    network = _load_network(found.folder, config)
     _cast(network, dtype)
-    probed = _probe(network, _max_context_tokens(config))
-    _require_encoding(network, probed.layout.encoding)
-    tokenizer = _load_tokenizer(folder)
+    probed = _probe(network, fields, architecture)
+    tokenizer = _load_tokenizer(found.folder)
     layout, planes = probed.layout, plane_layout or DEFAULT_PLANE_LAYOUT
     template = getattr(tokenizer, "chat_template", None)
     return Model(
         LoadedParts(
-            name=folder.resolve().name,
+            name=found.name,
             call=lambda ids, caches: network(ids, cache=caches),
             tokenizer=tokenizer,
             layout=layout,
             plane_layout=planes,
             vocab_size=probed.vocab_size,
-            identity=identity_of(folder, weight_files, config, network.args, layout, template),
+            identity=identity_of(
+                found.folder, weight_files, fields, _text_args(network), layout, template
+            ),
             numerics=numerics_of(layout, planes),
         )
     )
@@ -83,8 +106,6 @@ def load_model(
 
 def _require_files(folder: Path) -> list[Path]:
     """The weight files, once everything that a model folder needs is there."""
-    if not folder.is_dir():
-        raise ModelFolderError(f"{folder}: not a folder")
     if not (folder / "config.json").is_file():
         raise ModelFolderError(f"{folder}: config.json is missing")
     weight_files = sorted(folder.glob("model*.safetensors"))
@@ -95,49 +116,85 @@ def _require_files(folder: Path) -> list[Path]:
     return weight_files
 
 
-def _load_network(folder: Path, model_type: object) -> Any:  # noqa: ANN401  mlx-lm is untyped
-    """The network with its weights; mlx-lm compares names and shapes of both."""
+def _architecture(folder: Path, config: Fields) -> Architecture:
+    """What is known of the config's ``model_type``.
+
+    A type that is not known may still be one whose caches could never be held; then it is refused
+    by the name of the cache, which says more than a list of names.
+    """
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type in ARCHITECTURES:
+        return ARCHITECTURES[model_type]
+    with contextlib.suppress(*_BROKEN_FOLDER), _offline():
+        network, _ = load_network(folder, lazy=True, strict=False)
+        _cache_kinds(network)
+    names = ", ".join(sorted(ARCHITECTURES))
+    return config_checks.refuse("model_type", f"one of {names}", repr(model_type))
+
+
+def _require_config(fields: Fields, architecture: Architecture) -> None:
+    config_checks.require_layer_types(fields, architecture)
+    config_checks.require_pattern(fields)
+    config_checks.require_settings(fields, architecture)
+    config_rope.require_rules(fields)
+
+
+def _require_weights(
+    folder: Path, weight_files: Sequence[Path], fields: Fields, *, chosen: bool
+) -> None:
+    index = folder / weight_checks.INDEX_FILE
+    if index.is_file():
+        weight_checks.require_all_shards(folder, weight_files, read_json_object(index))
+    headers = read_headers(weight_files)
+    packed = quantisation_text(fields) != "none" or (folder / "hf_quant_config.json").is_file()
+    weight_checks.require_layers(fields, headers)
+    weight_checks.require_shapes(fields, headers)
+    weight_checks.require_dtypes(fields, headers, packed=packed, chosen=chosen)
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Hold down the hub library's own switch: whatever is not in the folder is an error."""
+    before = hub_constants.HF_HUB_OFFLINE
+    hub_constants.HF_HUB_OFFLINE = True
     try:
-        network, _ = load_network(folder, strict=True)
-    except (*_BROKEN_FOLDER, OSError) as error:
-        raise ModelFolderError(f"{folder}: {model_type}: {_one_line(error)}") from error
+        yield
+    finally:
+        hub_constants.HF_HUB_OFFLINE = before
+
+
+def _load_network(folder: Path, config: Fields) -> Any:  # noqa: ANN401  mlx-lm is untyped
+    """The network with its weights; mlx-lm compares names and shapes of both."""
+    changes = config_rope.older_form(config)
+    try:
+        with _offline():
+            network, _ = load_network(folder, strict=True, model_config=changes)
+    except _BROKEN_FOLDER as error:
+        kind = config.get("model_type")
+        raise ModelFolderError(f"{folder}: {kind}: {_one_line(error)}") from error
     return network
 
 
-def _require_layer_types(config: dict[str, Any]) -> None:
-    """One kind per layer: mlx-lm would index past a short list and ignore the end of a long one."""
-    nested = config.get("text_config")
-    for source in (config, nested if isinstance(nested, dict) else {}):
-        kinds, count = source.get("layer_types"), source.get("num_hidden_layers")
-        if isinstance(kinds, list) and isinstance(count, int) and len(kinds) != count:
-            raise ModelFolderError(
-                f"config.json: layer_types has {len(kinds)} entries for {count} layers"
-            )
+def _text_args(network: Any) -> Any:  # noqa: ANN401
+    """Arguments of the language model, which some architectures nest."""
+    return getattr(network, "language_model", network).args
 
 
 def _load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  mlx-lm is untyped
     # Bound first: strict mypy refuses a direct call of an untyped function.
     load: Any = _load_tokenizer_files
     try:
-        # Left unsaid, a folder with code of its own would make transformers ask on the terminal.
-        return load(folder, {"trust_remote_code": False})
-    except (*_BROKEN_FOLDER, OSError) as error:
+        with _offline():
+            # Left unsaid, a folder with code of its own would make transformers ask on the
+            # terminal.
+            return load(folder, {"trust_remote_code": False})
+    except _BROKEN_FOLDER as error:
         raise ModelFolderError(f"{folder}: tokenizer: {_one_line(error)}") from error
 
 
 def _one_line(error: BaseException) -> str:
-    """The first line of a foreign error, shortened: it may list hundreds of parameters."""
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:200]
-
-
-def _max_context_tokens(config: dict[str, Any]) -> int:
-    nested = config.get("text_config")
-    for source in (config, nested if isinstance(nested, dict) else {}):
-        for key in _CONTEXT_KEYS:
-            if isinstance(source.get(key), int):
-                return int(source[key])
-    raise ModelFolderError(f"config.json: {_CONTEXT_KEYS[0]} is missing")
+    """A foreign error on one line, shortened: it may list hundreds of parameters."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]
 
 
 def _has_experts(network: Any) -> bool:  # noqa: ANN401
@@ -162,30 +219,43 @@ def _cast(network: Any, dtype: str | None) -> None:  # noqa: ANN401
     mx.eval(network.parameters())
 
 
-def _probe(network: Any, max_context_tokens: int) -> ProbedNetwork:  # noqa: ANN401
+def _probe(network: Any, fields: Fields, architecture: Architecture) -> ProbedNetwork:  # noqa: ANN401
+    """The layout that the network has, once the config says nothing else."""
+    kinds = _cache_kinds(network)
+    config_checks.require_windows(fields, [kind.window_tokens for kind in kinds])
     try:
-        return probe_network(
+        probed = probe_network(
             lambda ids, caches: network(ids, cache=caches),
             network.layers,
-            _cache_kinds(network),
-            network.args,
-            max_context_tokens,
+            kinds,
+            _text_args(network),
+            architecture.rope_flag,
+            config_checks.max_context_tokens(fields, architecture),
         )
     except (*_BROKEN_FOLDER, FormatError) as error:
         raise ModelFolderError(f"the network does not run: {_one_line(error)}") from error
+    config_rope.require_rope(fields, probed.layout)
+    _require_encoding(network, probed.layout.encoding)
+    return probed
 
 
 def _cache_kinds(network: Any) -> Sequence[LayerCacheKind]:  # noqa: ANN401
     """What each layer's own cache is, or a refusal by the name of its class."""
-    kinds = []
-    for layer, cache in enumerate(make_prompt_cache(network)):
-        if type(cache) is KVCache:
-            kinds.append(LayerCacheKind(None))
-        elif type(cache) is RotatingKVCache and cache.keep == 0:
-            kinds.append(LayerCacheKind(cache.max_size))
-        else:
-            raise UnsupportedCacheError(layer, type(cache).__name__)
-    return kinds
+    return [_cache_kind(layer, cache) for layer, cache in enumerate(make_prompt_cache(network))]
+
+
+def _cache_kind(layer: int, cache: Any) -> LayerCacheKind:  # noqa: ANN401
+    name = type(cache).__name__
+    if type(cache) is KVCache:
+        return LayerCacheKind(None)
+    if type(cache) is not RotatingKVCache:
+        raise UnsupportedCacheError(layer, name)
+    if cache.keep != 0:
+        raise UnsupportedCacheError(layer, f"{name} with keep={cache.keep}")
+    if not isinstance(cache.max_size, int):
+        # Without a window mlx-lm would build a ring that cannot say when it is full.
+        raise ModelFolderError(f"layers[{layer}].window: expected a number, found {cache.max_size}")
+    return LayerCacheKind(cache.max_size)
 
 
 def _require_encoding(network: Any, encoding: Encoding) -> None:  # noqa: ANN401

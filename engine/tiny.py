@@ -1,7 +1,7 @@
-"""Tiny random hybrid models: real folders that this engine and mlx-lm both load.
+"""Tiny random models: real folders that this engine and mlx-lm both load.
 
-They stand in for checkpoints that nobody can download in a test: same architecture code, same
-pattern of three sliding-window layers with RoPE and one full layer without, small dimensions.
+They stand in for checkpoints that nobody can download in a test: same architecture code, same kinds
+of layers in the same order, RoPE of the same form on the same layers, small dimensions.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from engine.architectures import FULL, SLIDING
 from engine.dtypes import dtype_name, encoding_named
+from engine.tiny_tokenizer import CHAT_TEMPLATE, VOCAB_SIZE, tokenizer, tokenizer_config
 from engine.tiny_weights import LAYERS, safetensors_file
 from kvpack.layout import Encoding
 
 #: Architectures that :func:`tiny_model_files` can make.
 ARCHITECTURES: Final = tuple(sorted(LAYERS))
 
-_PATTERN_LAYERS: Final = 4
-_SPECIALS: Final = ("<|begin|>", "<|end|>", "<|role|>", "<|turn_end|>")
+#: At least one layer of each kind in every architecture.
+_LAYERS_MIN: Final = 4
 
-#: 256 bytes and 64 specials, most of them reserved, so that every logit has a token.
-VOCAB_SIZE: Final = 320
+#: Mixtures of experts, which MLX's CPU runs in float32 only.
+_WITH_EXPERTS: Final = ("afmoe", "gpt_oss")
 
 _GEOMETRY: Final[Mapping[str, Any]] = {
     "hidden_size": 128,
@@ -33,16 +35,6 @@ _GEOMETRY: Final[Mapping[str, Any]] = {
     "max_position_embeddings": 131_072,
 }
 
-#: Line ends are written inside expressions, since Jinja trims them outside.
-_CHAT_TEMPLATE: Final = r"""
-{%- for message in messages -%}
-{{ '<|role|>' + message.role + '\n' + message.content + '<|turn_end|>\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{ '<|role|>assistant\n' }}
-{%- endif -%}
-"""
-
 
 def tiny_model_files(
     arch: str, *, seed: int, window: int, layers: int, dtype: str | None = None
@@ -52,8 +44,8 @@ def tiny_model_files(
     Args:
         arch: One of :data:`ARCHITECTURES`.
         seed: Chooses the weights.
-        window: Sliding window in tokens.
-        layers: Number of layers, at least one whole pattern.
+        window: Sliding window in tokens; without effect on ``llama``, whose layers are all full.
+        layers: Number of layers, at least four.
         dtype: ``"float16"``, ``"bfloat16"`` or ``"float32"``; None for float16, and for float32
             where the architecture is a mixture of experts, which MLX's CPU runs in no other.
 
@@ -62,11 +54,11 @@ def tiny_model_files(
     """
     if arch not in LAYERS:
         raise ValueError(f"arch must be one of {', '.join(ARCHITECTURES)}, not {arch!r}")
-    if layers < _PATTERN_LAYERS:
-        raise ValueError(f"layers must be at least {_PATTERN_LAYERS} (one pattern), not {layers}")
+    if layers < _LAYERS_MIN:
+        raise ValueError(f"layers must be at least {_LAYERS_MIN} (one of each kind), not {layers}")
     if window < 1:
         raise ValueError(f"window must be at least 1 token, not {window}")
-    default = Encoding.F32LE if arch == "afmoe" else Encoding.F16LE
+    default = Encoding.F32LE if arch in _WITH_EXPERTS else Encoding.F16LE
     encoding = default if dtype is None else encoding_named(dtype)
     config = {
         **_GEOMETRY,
@@ -78,11 +70,11 @@ def tiny_model_files(
         "eos_token_id": 257,
     }
     return {
-        "config.json": _json(config),
+        "config.json": _json(_nested(config) if arch == "gemma3" else config),
         "model.safetensors": safetensors_file(arch, config, seed, encoding),
-        "tokenizer.json": _json(_tokenizer()),
-        "tokenizer_config.json": _json(_tokenizer_config()),
-        "chat_template.jinja": _CHAT_TEMPLATE.encode(),
+        "tokenizer.json": _json(tokenizer()),
+        "tokenizer_config.json": _json(tokenizer_config(config["max_position_embeddings"])),
+        "chat_template.jinja": CHAT_TEMPLATE.encode(),
     }
 
 
@@ -90,9 +82,22 @@ def _json(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _layer_types(layers: int) -> list[str]:
-    kinds = ["sliding_attention"] * (_PATTERN_LAYERS - 1) + ["full_attention"]
-    return [kinds[index % _PATTERN_LAYERS] for index in range(layers)]
+def _nested(config: dict[str, Any]) -> dict[str, Any]:
+    """As the multimodal checkpoints are published: the language model is one part of several."""
+    outer = ("architectures", "vocab_size", "torch_dtype", "bos_token_id", "eos_token_id")
+    inner = {name: value for name, value in config.items() if name != "architectures"}
+    inner["model_type"] = "gemma3_text"
+    return {
+        **{name: config[name] for name in outer},
+        "model_type": "gemma3",
+        "text_config": inner,
+    }
+
+
+def _layer_types(layers: int, period: int = 4) -> list[str]:
+    """``period - 1`` sliding layers, then a full one, and so on."""
+    kinds = [SLIDING] * (period - 1) + [FULL]
+    return [kinds[index % period] for index in range(layers)]
 
 
 def _muse_glimmer_config(window: int, layers: int) -> dict[str, Any]:
@@ -109,7 +114,7 @@ def _cohere2_config(window: int, layers: int) -> dict[str, Any]:
     return {
         "architectures": ["Cohere2ForCausalLM"],
         "sliding_window": window,
-        "sliding_window_pattern": _PATTERN_LAYERS,
+        "sliding_window_pattern": 4,
         "layer_types": _layer_types(layers),
         "rope_theta": 50_000.0,
         "layer_norm_eps": 1e-5,
@@ -147,77 +152,81 @@ def _afmoe_config(window: int, layers: int) -> dict[str, Any]:
     }
 
 
+def _gemma3_config(window: int, _: int) -> dict[str, Any]:
+    """Published ones have a period of six; three gives a short model a layer of each kind, too."""
+    return {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "sliding_window": window,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": _GEOMETRY["head_dim"],
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    }
+
+
+def _gpt_oss_config(window: int, layers: int) -> dict[str, Any]:
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "sliding_window": window,
+        "layer_types": _layer_types(layers, 2),
+        "rope_theta": 150_000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "rms_norm_eps": 1e-5,
+        "intermediate_size": 64,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "tie_word_embeddings": False,
+    }
+
+
+def _olmo3_config(window: int, layers: int) -> dict[str, Any]:
+    return {
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": window,
+        "layer_types": _layer_types(layers),
+        "max_position_embeddings": 65_536,
+        "rope_theta": 500_000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "attention_factor": 1.2079441541679836,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    }
+
+
+def _llama_config(_: int, __: int) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "rope_theta": 100_000.0,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    }
+
+
 _CONFIGS: Final[Mapping[str, Callable[[int, int], dict[str, Any]]]] = {
     "muse_glimmer": _muse_glimmer_config,
     "cohere2": _cohere2_config,
     "exaone4": _exaone4_config,
     "afmoe": _afmoe_config,
+    "gemma3": _gemma3_config,
+    "gemma3_text": _gemma3_config,
+    "gpt_oss": _gpt_oss_config,
+    "olmo3": _olmo3_config,
+    "llama": _llama_config,
 }
-
-
-def _byte_characters() -> list[str]:
-    """The printable character that byte-level BPE uses for each byte, by byte value."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [value for value in range(256) if value not in shown]
-    table = {value: chr(value) for value in shown}
-    table.update({value: chr(256 + index) for index, value in enumerate(hidden)})
-    return [table[value] for value in range(256)]
-
-
-def _special_tokens() -> list[str]:
-    reserved = range(VOCAB_SIZE - 256 - len(_SPECIALS))
-    return [*_SPECIALS, *(f"<|reserved_{index}|>" for index in reserved)]
-
-
-def _tokenizer() -> dict[str, Any]:
-    """Byte-level BPE without merges: one id per byte, equal to the byte."""
-    added = [
-        {
-            "id": 256 + index,
-            "content": content,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for index, content in enumerate(_special_tokens())
-    ]
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {character: value for value, character in enumerate(_byte_characters())},
-            "merges": [],
-        },
-    }
-
-
-def _tokenizer_config() -> dict[str, Any]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": _SPECIALS[0],
-        "eos_token": _SPECIALS[1],
-        "model_max_length": _GEOMETRY["max_position_embeddings"],
-        "clean_up_tokenization_spaces": False,
-    }

@@ -113,16 +113,76 @@ def _experts(prefix: str, config: Config) -> Iterator[Tensor]:
     yield from _mlp(f"{prefix}.shared_experts", hidden, config["moe_intermediate_size"])
 
 
+def _gemma3_layer(prefix: str, _: int, config: Config) -> Iterator[Tensor]:
+    hidden, dim = config["hidden_size"], config["head_dim"]
+    yield from _attention(f"{prefix}.self_attn", config, 1.0)
+    yield _norm(f"{prefix}.self_attn.q_norm", dim, 0.8)
+    yield _norm(f"{prefix}.self_attn.k_norm", dim, 0.8)
+    yield from _mlp(f"{prefix}.mlp", hidden, config["intermediate_size"])
+    for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+        yield _norm(f"{prefix}.{name}_layernorm", hidden, 0.0)
+
+
+def _gpt_oss_layer(prefix: str, _: int, config: Config) -> Iterator[Tensor]:
+    hidden, count = config["hidden_size"], config["num_local_experts"]
+    inner = config["intermediate_size"]
+    for weight in _attention(f"{prefix}.self_attn", config, 1.8):
+        yield weight
+        yield Tensor(weight.name.replace(".weight", ".bias"), weight.shape[:1], 0.1)
+    # A sink as strong as an average key: it takes a share of every row's weight.
+    yield Tensor(f"{prefix}.self_attn.sinks", (config["num_attention_heads"],), 1.0)
+    yield _linear(f"{prefix}.mlp.router", count, hidden)
+    yield Tensor(f"{prefix}.mlp.router.bias", (count,), 0.1)
+    for name, rows, columns in (
+        ("gate_proj", inner, hidden), ("up_proj", inner, hidden), ("down_proj", hidden, inner),
+    ):  # fmt: skip
+        stem = f"{prefix}.mlp.experts.{name}"
+        yield Tensor(f"{stem}.weight", (count, rows, columns), columns**-0.5)
+        yield Tensor(f"{stem}.bias", (count, rows), 0.1)
+    for name in ("input", "post_attention"):
+        yield _norm(f"{prefix}.{name}_layernorm", hidden)
+
+
+def _olmo3_layer(prefix: str, _: int, config: Config) -> Iterator[Tensor]:
+    hidden, dim = config["hidden_size"], config["head_dim"]
+    yield from _attention(f"{prefix}.self_attn", config, 1.0)
+    # One norm over all heads together.
+    yield _norm(f"{prefix}.self_attn.q_norm", config["num_attention_heads"] * dim, 1.8)
+    yield _norm(f"{prefix}.self_attn.k_norm", config["num_key_value_heads"] * dim, 1.8)
+    yield from _mlp(f"{prefix}.mlp", hidden, config["intermediate_size"])
+    for name in ("post_attention", "post_feedforward"):
+        yield _norm(f"{prefix}.{name}_layernorm", hidden)
+
+
+def _llama_layer(prefix: str, _: int, config: Config) -> Iterator[Tensor]:
+    hidden = config["hidden_size"]
+    yield from _attention(f"{prefix}.self_attn", config, 1.8)
+    yield from _mlp(f"{prefix}.mlp", hidden, config["intermediate_size"])
+    for name in ("input", "post_attention"):
+        yield _norm(f"{prefix}.{name}_layernorm", hidden)
+
+
 LAYERS: Final[Mapping[str, Callable[[str, int, Config], Iterator[Tensor]]]] = {
     "muse_glimmer": _muse_glimmer_layer,
     "cohere2": _cohere2_layer,
     "exaone4": _exaone4_layer,
     "afmoe": _afmoe_layer,
+    "gemma3": _gemma3_layer,
+    "gemma3_text": _gemma3_layer,
+    "gpt_oss": _gpt_oss_layer,
+    "olmo3": _olmo3_layer,
+    "llama": _llama_layer,
 }
+
+#: Where a multimodal checkpoint keeps its language model.
+_PREFIXES: Final = {"gemma3": "language_model."}
 
 #: Standard deviation of embeddings: small where they are tied, so that a token's own embedding in
 #: the residual stream does not win every argmax.
-_EMBEDDING_SPREAD: Final = {"cohere2": 0.3}
+_EMBEDDING_SPREAD: Final = {"cohere2": 0.3, "gemma3": 0.04, "gemma3_text": 0.04, "llama": 0.3}
+
+#: Centre of the final norm's weights: Gemma's norms scale by one plus the weight.
+_FINAL_NORM: Final = {"gemma3": 5.5, "gemma3_text": 5.5}
 
 #: Gain of the output layer, so that logits spread over a few units.
 _OUTPUT_GAIN: Final = {"muse_glimmer": 15.0}
@@ -131,10 +191,11 @@ _OUTPUT_GAIN: Final = {"muse_glimmer": 15.0}
 def tensors(arch: str, config: Config) -> Iterator[Tensor]:
     """Every weight of ``arch`` under ``config``, in a fixed order."""
     vocab, hidden = config["vocab_size"], config["hidden_size"]
-    yield Tensor("model.embed_tokens.weight", (vocab, hidden), _EMBEDDING_SPREAD.get(arch, 1.0))
+    root = f"{_PREFIXES.get(arch, '')}model"
+    yield Tensor(f"{root}.embed_tokens.weight", (vocab, hidden), _EMBEDDING_SPREAD.get(arch, 1.0))
     for index in range(config["num_hidden_layers"]):
-        yield from LAYERS[arch](f"model.layers.{index}", index, config)
-    yield _norm("model.norm", hidden)
+        yield from LAYERS[arch](f"{root}.layers.{index}", index, config)
+    yield _norm(f"{root}.norm", hidden, _FINAL_NORM.get(arch, 1.0))
     if not config["tie_word_embeddings"]:
         yield _linear("lm_head", vocab, hidden, _OUTPUT_GAIN.get(arch, 3.0))
 

@@ -78,7 +78,7 @@ def test_files_are_in_the_dtype_asked_for(arch: str, dtype: str) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"arch": "llama"}, {"layers": 3}, {"window": 0}, {"dtype": "int8"}],
+    [{"arch": "llama4"}, {"layers": 3}, {"window": 0}, {"dtype": "int8"}],
 )
 def test_impossible_models_are_refused(change: dict[str, object]) -> None:
     arguments = {"arch": "muse_glimmer", "seed": 1, "window": 8, "layers": 4, **change}
