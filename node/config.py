@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -64,12 +65,17 @@ class ServeConfig:
 
 
 def prepare_process() -> None:
-    """Settings that must be made before gRPC is first used. Called by the command, not on import.
+    """Settings that must be made before gRPC is imported. Called by the command, not on import.
 
     TLS below 1.3 is shut off, gRPC's own log is silenced (ours states refusals), and glibc's
     malloc is told to keep large buffers: without that every message of some MiB is mapped,
     faulted in and unmapped again, which halves the throughput.
+
+    Raises:
+        RuntimeError: gRPC was imported before, so it has read its environment already.
     """
+    if not tls13_only() and "grpc" in sys.modules:
+        raise RuntimeError("prepare_process() must run before gRPC is imported")
     os.environ["GRPC_SSL_CIPHER_SUITES"] = _RSA_ONLY_SUITES
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     _tune_malloc()

@@ -82,6 +82,18 @@ class Database:
                 raise DatabaseUnsettled(str(error)) from error
             return result
 
+    def look(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Run ``work``, which only reads, by one statement: it waits for no writer.
+
+        Raises:
+            DatabaseUnavailable: It could not be read.
+        """
+        with self._lock:
+            try:
+                return work(self._connection)
+            except sqlite3.Error as error:
+                raise DatabaseUnavailable(str(error)) from error
+
     def close(self) -> None:
         """Close the file."""
         with self._lock:

@@ -46,7 +46,7 @@ class SqliteDirectory:
             raise DirectoryError(f"directory {path}: {error}") from error
 
     async def owner(self, session_id: str) -> Ownership | None:
-        return await self._run(lambda connection: _read(connection, session_id))
+        return await self._look(lambda connection: _read(connection, session_id))
 
     async def claim(self, session_id: str, node: str, nonce: bytes) -> OwnershipToken:
         def work(connection: sqlite3.Connection) -> OwnershipToken:
@@ -75,15 +75,20 @@ class SqliteDirectory:
     async def owned_by(self, node: str) -> list[Ownership]:
         def work(connection: sqlite3.Connection) -> list[Ownership]:
             rows = connection.execute(
-                "SELECT session_id FROM ownership WHERE node = ? ORDER BY session_id", (node,)
+                f"{_SELECT} WHERE node = ? ORDER BY session_id", (node,)
             ).fetchall()
-            entries = [_read(connection, session_id) for (session_id,) in rows]
-            return [entry for entry in entries if entry is not None]
+            return [_entry(row) for row in rows]
 
-        return await self._run(work)
+        return await self._look(work)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._database.close)
+
+    async def _look(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        try:
+            return await asyncio.to_thread(self._database.look, work)
+        except DatabaseUnavailable as error:
+            raise DirectoryError(f"directory: {error}") from error
 
     async def _run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
@@ -101,16 +106,18 @@ def _make_identity(connection: sqlite3.Connection) -> None:
     )
 
 
-def _read(connection: sqlite3.Connection, session_id: str) -> Ownership | None:
-    row = connection.execute(
-        """SELECT node, directory.id, generation, ownership.revision, nonce
-           FROM ownership, directory WHERE session_id = ?""",
-        (session_id,),
-    ).fetchone()
-    if row is None:
-        return None
-    node, directory_id, generation, revision, nonce = row
+_SELECT: Final = """SELECT session_id, node, directory.id, generation, ownership.revision, nonce
+    FROM ownership, directory"""
+
+
+def _entry(row: tuple[str, str, bytes, int, int, bytes]) -> Ownership:
+    session_id, node, directory_id, generation, revision, nonce = row
     return Ownership(session_id, node, OwnershipToken(directory_id, generation, revision), nonce)
+
+
+def _read(connection: sqlite3.Connection, session_id: str) -> Ownership | None:
+    row = connection.execute(f"{_SELECT} WHERE session_id = ?", (session_id,)).fetchone()
+    return None if row is None else _entry(row)
 
 
 def _require_current(

@@ -169,10 +169,11 @@ def common_name(subject: x509.Name) -> str:
 def _load_request(pem: bytes) -> x509.CertificateSigningRequest:
     try:
         request = x509.load_pem_x509_csr(pem)
+        # The signature shows that whoever asks holds the private key.
+        signed = request.is_signature_valid
     except ValueError as error:
-        raise CredentialsError("signing request: not one in PEM") from error
-    # The signature shows that whoever asks holds the private key.
-    if not request.is_signature_valid:
+        raise CredentialsError("signing request: not one in PEM, or with a broken key") from error
+    if not signed:
         raise CredentialsError("signing request: its signature does not match its key")
     return request
 

@@ -108,12 +108,14 @@ class MigrationService:
         return pb.AbortReply(state=_STATES[state])
 
     async def status(self, request: pb.StatusRequest, context: _Context) -> pb.StatusReply:
-        state, owner = await self._transfers.status(self._key(request.transfer, context))
-        if owner is None:
-            return pb.StatusReply(state=_STATES[state])
-        return pb.StatusReply(
-            state=_STATES[state], owner=owner.node, token=token_message(owner.token)
-        )
+        standing = await self._transfers.status(self._key(request.transfer, context))
+        reply = pb.StatusReply(state=_STATES[standing.state])
+        if standing.owner is not None:
+            reply.owner = standing.owner.node
+            reply.token.CopyFrom(token_message(standing.owner.token))
+        if standing.failure is not None:
+            reply.reason, reply.detail = standing.failure.reason, str(standing.failure)
+        return reply
 
     def _caller(self, context: _Context) -> str:
         return self._gate.admit(f"/{SERVICE}/", context).name

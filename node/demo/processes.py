@@ -120,9 +120,11 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     if process.returncode is not None:
         return
     if process.stdin is not None:
+        # No signal: sending one to a child that has just ended confuses asyncio's own waiting.
         process.stdin.close()
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
     try:
         async with asyncio.timeout(STOP_S):
             await process.wait()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import importlib.resources
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,11 +38,7 @@ def read_text(path: Path | None) -> DemoText:
         UsageError: Missing, not a file, not text.
     """
     source = default_text() if path is None else path
-    try:
-        with source.open("rb") as file:
-            content = file.read(TEXT_BYTES_MAX + 1)
-    except OSError as error:
-        raise UsageError(f"text {source}: {error.strerror}") from error
+    content = _read_bytes(source)
     was_cut = len(content) > TEXT_BYTES_MAX
     try:
         # Not final: a character that the cut splits is dropped, not an error.
@@ -53,6 +51,20 @@ def read_text(path: Path | None) -> DemoText:
     if "\0" in text:
         raise UsageError(f"text {source}: holds NUL bytes; is it a binary file?")
     return DemoText(source.name, text, was_cut)
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        # Not blocking: opening a named pipe would wait for a writer for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UsageError(f"text {path}: expected a regular file")
+            return file.read(TEXT_BYTES_MAX + 1)
+    except OSError as error:
+        raise UsageError(f"text {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"text {str(path)!r}: not a file name") from error
 
 
 def default_text() -> Path:

@@ -176,7 +176,7 @@ class Journal:
 
     async def held_packs(self) -> dict[str, str]:
         """Session id -> name of the pack in which it is durable here."""
-        return await self._run(
+        return await self._look(
             lambda connection: dict(connection.execute("SELECT session_id, pack FROM held"))
         )
 
@@ -190,7 +190,7 @@ class Journal:
 
     async def find(self, key: TransferKey) -> Entry | None:
         """What is remembered of the transfer; None where nothing is, or not any more."""
-        return await self._run(lambda connection: _find(connection, key))
+        return await self._look(lambda connection: _find(connection, key))
 
     async def open_entries(self) -> list[Entry]:
         """All transfers that had not ended: after a restart, those whose memory was lost."""
@@ -202,11 +202,17 @@ class Journal:
             ).fetchall()
             return [_entry(row) for row in rows]
 
-        return await self._run(work)
+        return await self._look(work)
 
     async def close(self) -> None:
         """Close the file."""
         await asyncio.to_thread(self._database.close)
+
+    async def _look(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        try:
+            return await asyncio.to_thread(self._database.look, work)
+        except DatabaseUnavailable as error:
+            raise JournalError(f"journal: {error}") from error
 
     async def _run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         try:

@@ -27,6 +27,8 @@ from node.engine_thread import EngineThread
 from node.errors import (
     DirectoryError,
     NodeError,
+    PeerAnswerError,
+    PeerUnavailableError,
     StaleTokenError,
     TransferFailedError,
 )
@@ -46,6 +48,7 @@ PREPARE_S: Final = 15.0
 SEAL_S: Final = 60.0
 COMMIT_S: Final = 60.0
 ABORT_S: Final = 5.0
+STATUS_S: Final = 5.0
 
 #: Between two looks at a directory that is away.
 WAIT_FIRST_S: Final = 0.2
@@ -196,9 +199,22 @@ class Move:
     async def _stream(self) -> SourceEvent:
         try:
             self._fed = await self._feed.run(self._stub, self._transfer, self._order.target)
+        except PeerUnavailableError as error:
+            return self._failed(await self._why(error), SourceEvent.PUSH_FAILED)
         except KvpackError as error:
             return self._failed(error, SourceEvent.PUSH_FAILED)
         return SourceEvent.PUSHED
+
+    async def _why(self, error: PeerUnavailableError) -> NodeError:
+        """What ended the stream. A write that meets the end of a call hides why it was ended."""
+        try:
+            request = pb.StatusRequest(transfer=self._transfer)
+            status = await self._ask(self._stub.status, request, STATUS_S)
+        except NodeError:
+            return error
+        if not status.reason:
+            return error
+        return PeerAnswerError(status.reason, f"node {self._order.target}: {status.detail}")
 
     async def _seal(self) -> SourceEvent:
         self._session.phase = Phase.FROZEN

@@ -69,6 +69,15 @@ class Target:
     lease_s: float = LEASE_S
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a transfer: its state, the session's owner, and what ended it, if known."""
+
+    state: TargetState
+    owner: Ownership | None
+    failure: KvpackError | None
+
+
 class Transfers:
     """All transfers into this node."""
 
@@ -145,10 +154,10 @@ class Transfers:
         """
         inbound = self._inbound.get(key)
         if inbound is None:
-            return (await self.status(key))[0]
+            return (await self.status(key)).state
         return await _to_the_end(self._abort(inbound))
 
-    async def status(self, key: TransferKey) -> tuple[TargetState, Ownership | None]:
+    async def status(self, key: TransferKey) -> Standing:
         """What became of a transfer, from journal and directory.
 
         Raises:
@@ -158,12 +167,12 @@ class Transfers:
         if entry is None:
             raise TransferNotFoundError(f"{key}: unknown here")
         owner = await self._target.sessions.directory.owner(entry.session_id)
-        state = entry.state
         inbound = self._inbound.get(key)
-        if inbound is not None and state not in TARGET_ENDED:
-            # The journal knows only that it is open; how far it got is known while it lives.
-            state = inbound.state
-        return state, owner
+        if inbound is None:
+            return Standing(entry.state, owner, None)
+        # The journal knows only that it is open; how far it got is known while it lives.
+        state = entry.state if entry.state in TARGET_ENDED else inbound.state
+        return Standing(state, owner, inbound.failure)
 
     async def watch_leases(self) -> None:
         """Give up transfers that make no progress. Runs until cancelled."""

@@ -430,9 +430,15 @@ class StatusReply(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
     state: Global___TransferState.ValueType
     owner: _builtins.str
     """node that the directory names as owner; empty where none"""
+    reason: _builtins.str
+    """stable word of what ended the transfer; empty where nothing did"""
+    detail: _builtins.str
+    """a sentence about it"""
     @_builtins.property
     def token(self) -> _ownership_pb2.OwnershipToken:
         """its token; absent where there is no owner"""
@@ -443,10 +449,12 @@ class StatusReply(_message.Message):
         state: Global___TransferState.ValueType = ...,
         owner: _builtins.str = ...,
         token: _ownership_pb2.OwnershipToken | None = ...,
+        reason: _builtins.str = ...,
+        detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "state", b"state", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "owner", b"owner", "reason", b"reason", "state", b"state", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,67 @@
+"""Running our commands as a user would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+#: Marks every process that this test process started, and what those started.
+MARK = f"KVNODE_TEST_RUN={os.getpid()}"
+
+
+def environment() -> dict[str, str]:
+    name, _, value = MARK.partition("=")
+    return {**os.environ, "PYTHONPATH": str(ROOT), name: value}
+
+
+def command(module: str, *arguments: str, seconds: float = 90.0, cwd: Path | None = None):
+    """Run ``kvnode`` (module ``node``) or ``kvpack`` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        env=environment(),
+        cwd=cwd,
+        check=False,
+    )
+
+
+def failed_cleanly(ran, exit_code: int | None = None) -> str:
+    """Check that a command failed as it should; gives its one error line."""
+    lines = ran.stderr.strip().splitlines()
+    assert ran.returncode != 0 and ran.returncode == (exit_code or ran.returncode)
+    assert ran.stdout == ""
+    assert len(lines) == 1 and lines[0].startswith("kvnode: error: "), ran.stderr
+    return lines[0]
+
+
+def our_processes() -> set[int]:
+    """Ids of living processes that run ``-m node`` and that this test process is behind."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (folder / "cmdline").read_bytes().split(b"\0")
+            state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            marked = MARK.encode() in (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if marked and b"node" in arguments and b"-m" in arguments and state != "Z":
+            found.add(int(folder.name))
+    return found
+
+
+def wait_until_gone(pids: set[int], seconds: float) -> bool:
+    """Whether all of ``pids`` end within ``seconds``."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not pids & our_processes():
+            return True
+        time.sleep(0.1)
+    return False
