@@ -44,6 +44,7 @@ from kvpack.bundle import (
     read_snapshot,
     write_snapshot,
 )
+from kvpack.bundle.footer import encode_footer
 from kvpack.chunk import ChunkClass, SealContext, open_chunk, seal_component, seal_tile
 from kvpack.errors import (
     AuthenticationError,
@@ -57,7 +58,7 @@ from kvpack.errors import (
 from kvpack.identity import Identity
 from kvpack.keys import Keyring, generate_key
 from kvpack.layout import CacheLayout, Encoding, LayerKind, LayerLayout
-from kvpack.manifest import seal_manifest
+from kvpack.manifest import manifest_id, seal_manifest
 from kvpack.verify import Expectation, verify_bundle, verify_stream
 
 _AROUND = (0, 1, 2, 4, 5, 6, 7, 9, 11, 255, 256, 257, 260, 261, 511, 512, 513, 1027)
@@ -401,3 +402,25 @@ def test_writing_reading_and_verifying_take_memory_for_chunks_and_not_for_the_pa
     size, grown = map(int, done.stdout.split())
     assert size > 128 << 20
     assert grown << 10 < 40 << 20, f"{grown} KiB for a pack of {size} bytes"
+
+
+def test_a_key_holders_lies_in_the_footer_are_refused_by_both_readers() -> None:
+    good = pack(9)
+    index = BundleReader(io.BytesIO(good), KEYRING).index
+    honest = index.footer
+    chunks, blob = good[: honest.manifest_offset], index.manifest_blob
+    junk = bytes(64)
+    lies = {
+        "a count": (good[:-72], replace(honest, chunk_count=4)),
+        "a gap": (chunks + junk + blob, replace(honest, chunks_bytes=honest.chunks_bytes + 64)),
+        "an object more": (
+            chunks + session_chunk(9).object + blob,
+            replace(honest, chunks_bytes=honest.chunks_bytes + len(session_chunk(9).object)),
+        ),
+    }
+    for name, (body, footer) in lies.items():
+        bad = body + encode_footer(KEY, footer, manifest_id(blob), b"")
+        from_footer, onwards = random_access(bad), forward(bad)
+        assert from_footer.exit_code == onwards.exit_code == 10, (name, from_footer, onwards)
+        with pytest.raises(FormatError):
+            list(BundleReader(io.BytesIO(bad), KEYRING).chunks())
