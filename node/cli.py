@@ -15,6 +15,7 @@ from node.errors import UsageError
 
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 _FILE: Final = click.Path(path_type=Path)
+_SECONDS: Final = click.FloatRange(1.0, 86_400.0)
 
 
 class _Commands(click.Group):
@@ -76,13 +77,18 @@ def model() -> None:
 
 
 @model.command()
-@click.option("--arch", required=True, metavar="NAME", help="muse_glimmer, cohere2, exaone4, afmoe")
+@click.option(
+    "--arch",
+    required=True,
+    metavar="NAME",
+    help="muse_glimmer, cohere2, exaone4, afmoe, gemma3, gemma3_text, gpt_oss, olmo3, llama",
+)
 @click.option("--out", required=True, type=_FOLDER, help="Folder to make.")
 @click.option("--seed", required=True, type=int, help="Equal seeds give equal weights.")
 @click.option("--window", default=64, show_default=True, help="Sliding window in tokens.")
 @click.option("--layers", default=8, show_default=True, help="Layers in all.")
 def tiny(arch: str, out: Path, seed: int, window: int, layers: int) -> None:
-    """Make a tiny random hybrid model that mlx_lm loads, too."""
+    """Make a tiny random model that mlx_lm loads, too."""
     from node.tiny import make_tiny_model
 
     make_tiny_model(out, arch, seed=seed, window=window, layers=layers)
@@ -159,3 +165,22 @@ def demo(
 
     options = DemoOptions(text, tokens, window, out, model_dir, source, target, keep, as_json)
     raise SystemExit(run(options))
+
+
+@main.command()
+@click.option("--model", "model_dir", required=True, type=_FOLDER, help="Model folder.")
+@click.option("--dtype", type=click.Choice(["f16", "bf16", "all"]), help="Default: its own.")
+@click.option("--quick", is_flag=True, help="A short list of cases.")
+@click.option("--budget", default=600.0, show_default=True, metavar="SECONDS", type=_SECONDS)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+def prove(model_dir: Path, dtype: str | None, quick: bool, budget: float, as_json: bool) -> None:
+    """Show what this machine keeps of the promise, with this model.
+
+    Cuts sessions around every edge of the rings, restores them in a fresh process in every
+    way there is, and compares logits and rows bit for bit with sessions that never moved. Ends
+    with one line for a bug report. Exits with 1 if anything that is promised did not hold.
+    """
+    from node.prove.main import ProveRequest
+    from node.prove.main import prove as run
+
+    raise SystemExit(run(ProveRequest(model_dir, dtype, quick, budget, as_json)))
