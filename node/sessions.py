@@ -206,6 +206,8 @@ class Sessions:
                 f"session {session.session_id}: revision {token.revision} is not the current one"
             )
         entry = await self.directory.owner(session.session_id)
-        if entry is None or entry.node != self.node or entry.token != session.token:
-            session.phase = Phase.FROZEN
+        if entry is None or entry.node != self.node:
+            await self.drop(session)
             raise StaleTokenError(f"session {session.session_id}: this node does not own it")
+        if entry.token != session.token:
+            raise StaleTokenError(f"session {session.session_id}: claimed anew since")

@@ -7,10 +7,11 @@ import contextlib
 import dataclasses
 
 import grpc
+import numpy
 import pytest
 from node_support import HandSource, events, move, prompt, refusal, run
 
-from kvpack.chunk import SealContext, seal_tile
+from kvpack.chunk import ChunkClass, SealContext, seal_component, seal_tile
 from kvpack.wire import encode_numerics
 from node.errors import PeerAnswerError
 from node.migration.table import TargetState
@@ -404,5 +405,65 @@ def test_too_many_open_transfers_are_refused_not_queued(world):
             await hand.abort()
             hand.ref = transfer_ref(1, 5)
             await hand.prepare()
+
+    run(work())
+
+
+def _with_other_numerics(node):
+    """Let the node believe that it computes on something else."""
+    (name, _), *rest = node.moves.binding.numerics.values
+    numerics = dataclasses.replace(node.moves.binding.numerics, values=((name, "other"), *rest))
+    target = node.transfers._target
+    binding = dataclasses.replace(target.binding, numerics=numerics)
+    node.transfers._target = dataclasses.replace(target, binding=binding)
+
+
+def test_other_numerics_need_consent_and_make_the_continuation_compatible(world):
+    async def work():
+        async with world.pair() as (_, giving, target, taking):
+            _with_other_numerics(target)
+            session = await giving.append(await giving.open("s"), prompt(80))
+            with pytest.raises(PeerAnswerError, match="needs consent"):
+                await move(giving, target, session)
+            session = await giving.get("s")
+            result = await move(giving, target, session, accept_compatible=True)
+            assert (result.state_verdict, result.continuation_verdict) == ("exact", "compatible")
+            assert result.drift == 0.0
+            assert (await taking.get("s")).next_index == result.first_index + 1
+
+    run(work())
+
+
+def test_drift_is_measured_on_the_logits_that_travel(world):
+    async def work():
+        async with hand_source(world) as hand:
+            _with_other_numerics(hand.target)
+            decoded = await hand.source.sessions.engine.call(hand.session.decode_next)
+            ours = numpy.frombuffer(decoded.logits.data, "<f2").copy()
+            ours[7] += 2.0
+            expected = abs(ours.astype("f4") - decoded.logits.values()).max()
+            position = hand.cut.snapshot.position
+            sealed = {
+                place: seal_component(
+                    hand.binding.context, ChunkClass.FINAL_LOGITS, place, 1, ours.tobytes()
+                ).object
+                for place in (position, position - 1)
+            }
+            for number, (logits, reason) in enumerate(
+                ((b"", "inventory"), (sealed[position - 1], "inventory"), (sealed[position], "")), 1
+            ):
+                hand.ref = transfer_ref(1, number)
+                await hand.prepare(accept_compatible=True)
+                await hand.push()
+                if not logits:
+                    assert (await refusal(hand.seal(bytes(32))))[0] == reason
+                    continue
+                await hand.seal(bytes(32), boundary_logits=logits)
+                if reason:
+                    assert (await refusal(hand.commit()))[0] == reason
+                    continue
+                reply = await hand.commit()
+                assert reply.continuation == pb.CONTINUATION_COMPATIBLE
+                assert reply.drift == expected >= 1.9
 
     run(work())
