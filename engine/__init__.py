@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 from engine import backend
 
 if TYPE_CHECKING:
+    from engine.checkpoint import Checkpoint
+    from engine.draft import ModelDraft, PromptLookup, check_draft
+    from engine.draft_state import encode_draft, install_draft
     from engine.errors import (
         BackendError,
         CacheDiscontinuity,
@@ -28,6 +31,12 @@ if TYPE_CHECKING:
     from engine.model import Model
     from engine.origins import PlaneLayout
     from engine.prefill import prefill_calls
+    from engine.sampling import SamplingParameters
+    from engine.sampling_state import SamplerState
+    from engine.speculative import LivePair, Round, speculate, speculative_rounds
+    from engine.speculative_report import Agreement, SpeculationCounts, plain_tokens
+    from engine.stream import TextStream
+    from engine.stream_state import DecodingState
     from engine.tiny import ARCHITECTURES, tiny_model_files
 
 __all__ = [
@@ -41,6 +50,23 @@ __all__ = [
     "prefill_calls",
     "tiny_model_files",
     "ARCHITECTURES",
+    "Checkpoint",
+    "ModelDraft",
+    "PromptLookup",
+    "check_draft",
+    "encode_draft",
+    "install_draft",
+    "SamplingParameters",
+    "SamplerState",
+    "LivePair",
+    "Round",
+    "speculate",
+    "speculative_rounds",
+    "Agreement",
+    "SpeculationCounts",
+    "plain_tokens",
+    "TextStream",
+    "DecodingState",
     "BackendError",
     "CacheDiscontinuity",
     "ContextLimitError",
@@ -61,6 +87,23 @@ _HOMES = {
     "prefill_calls": "prefill",
     "tiny_model_files": "tiny",
     "ARCHITECTURES": "tiny",
+    "Checkpoint": "checkpoint",
+    "ModelDraft": "draft",
+    "PromptLookup": "draft",
+    "check_draft": "draft",
+    "encode_draft": "draft_state",
+    "install_draft": "draft_state",
+    "SamplingParameters": "sampling",
+    "SamplerState": "sampling_state",
+    "LivePair": "speculative",
+    "Round": "speculative",
+    "speculate": "speculative",
+    "speculative_rounds": "speculative",
+    "Agreement": "speculative_report",
+    "SpeculationCounts": "speculative_report",
+    "plain_tokens": "speculative_report",
+    "TextStream": "stream",
+    "DecodingState": "stream_state",
 }
 
 # Switches must be in place before anything imports MLX, and this file runs before every submodule.

@@ -244,6 +244,9 @@ def _within_mass(probabilities: _Reals, mass: float) -> _Ids:
     """Indices, ascending, of the fewest most probable entries that reach ``mass``."""
     if mass >= 1.0:
         return np.arange(probabilities.size)
-    order = np.argsort(-probabilities, kind="stable")
+    # Entries below half of an equal share of the rest cannot be needed, even all together, and a
+    # large vocabulary is nearly all such: they are not sorted.
+    able = np.flatnonzero(probabilities >= 0.5 * (1.0 - mass) / probabilities.size)
+    order = able[np.argsort(-probabilities[able], kind="stable")]
     reached = np.searchsorted(np.cumsum(probabilities[order]), mass, side="left")
     return np.sort(order[: int(reached) + 1])

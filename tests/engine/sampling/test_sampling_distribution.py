@@ -100,6 +100,21 @@ def test_ties_go_to_the_lower_id() -> None:
     assert distribution(mixed, SamplingParameters(top_k=4), []).ids.tolist() == [0, 1, 3, 5]
 
 
+def test_a_large_vocabulary_keeps_what_a_full_sort_keeps() -> None:
+    """Most of its tokens are left out of the sort; which stay must not depend on that."""
+    noise = np.random.default_rng(11).normal(size=20_000).astype("<f2").astype(np.float32)
+    for spread in (0.01, 1.0, 3.0, 30.0):
+        values = noise * np.float32(spread)
+        shares = np.exp(values.astype(np.float64) - float(values.max()))
+        shares = shares / shares.sum()
+        order = np.lexsort((np.arange(values.size), -shares))
+        masses = np.cumsum(shares[order])
+        for top_p in (0.05, 0.5, 0.95, 0.999, 1 - 1e-9):
+            found = distribution(values, SamplingParameters(top_p=top_p), [])
+            expected = order[: int((masses < top_p).sum()) + 1]
+            assert found.ids.tolist() == sorted(expected.tolist())
+
+
 def test_extremes_give_distributions_and_not_numbers() -> None:
     values = np.array([1.0, 2.0, -np.inf, 65504.0], np.float32)
     for temperature in (1e-300, 1e-9, 1.0, 100.0):

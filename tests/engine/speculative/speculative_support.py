@@ -13,6 +13,7 @@ from engine.generation import Generation, empty_planes
 from engine.origins import PlaneLayout
 from engine.sampling import Distribution
 from engine.sampling_state import SamplerState
+from engine.speculative import Round
 from kvpack.layout import CacheLayout, Encoding, LayerKind, LayerLayout
 
 WINDOW = 8
@@ -93,3 +94,21 @@ class ScriptedDraft:
     def reach(self, kept_tokens: int) -> None: ...
     def accept(self, kept_tokens: int) -> None: ...
     def abandon(self) -> None: ...
+
+
+NETWORK = CountingNetwork(counting_layout())
+
+
+def prompt(count: int) -> list[int]:
+    return [(i * i + 3 * i) % VOCAB for i in range(count)]
+
+
+def begun(network: CountingNetwork, ids: Sequence[int]) -> Generation:
+    generation = network.new_generation()
+    if len(ids) > 1:
+        generation.prefill(ids[:-1])
+    return generation
+
+
+def tokens_of(rounds: Sequence[Round]) -> list[int]:
+    return [token for one in rounds for token in one.token_ids]

@@ -110,6 +110,14 @@ def test_twenty_blocks_on_end_equal_one_install_of_what_they_left(load: Load) ->
     continue_both(live, install(model, table, live))
 
 
+@pytest.mark.parametrize("start", [247, 250, 255, 256])
+def test_a_block_that_made_a_plane_grow(load: Load, start: int) -> None:
+    """Memory grown for rows that were taken back stays; the twin's has not grown. Bits agree."""
+    for case in (ModelCase(dtype="float16"), ModelCase(dtype="bfloat16", layout=TOKEN)):
+        model = load(case)
+        check_every_k(model, at(model, start), 9, continued={0, 1, 8})
+
+
 def test_a_block_of_one_has_the_bits_of_a_step(load: Load) -> None:
     model = load(ModelCase(dtype="float16"))
     for start in (3, 7, 8, 21):

@@ -7,44 +7,31 @@ from collections.abc import Sequence
 import pytest
 from speculative_support import (
     CONTEXT,
+    NETWORK,
     VOCAB,
     WINDOW,
     CountingNetwork,
     ScriptedDraft,
+    begun,
     counting_layout,
+    prompt,
+    tokens_of,
 )
 
 from engine.draft import ModelDraft, PromptLookup
-from engine.generation import Generation
 from engine.logits import Logits
 from engine.sampling import SamplingParameters
 from engine.sampling_state import SamplerState
-from engine.speculative import LivePair, Round, speculate, speculative_rounds
+from engine.speculative import LivePair, speculate, speculative_rounds
 from engine.speculative_report import Agreement, SpeculationCounts, plain_tokens
 from kvpack.errors import LayoutMismatchError, LimitError
 from kvpack.identity import CallRun, CallSchedule
 
 GREEDY = SamplerState.greedy()
-NETWORK = CountingNetwork(counting_layout())
-
-
-def prompt(count: int) -> list[int]:
-    return [(i * i + 3 * i) % VOCAB for i in range(count)]
-
-
-def begun(network: CountingNetwork, ids: Sequence[int]) -> Generation:
-    generation = network.new_generation()
-    if len(ids) > 1:
-        generation.prefill(ids[:-1])
-    return generation
 
 
 def plain(network: CountingNetwork, ids: Sequence[int], count: int, **kwargs: object) -> list[int]:
     return plain_tokens(begun(network, ids), ids[-1], GREEDY, tokens_max=count, **kwargs)  # type: ignore[arg-type]
-
-
-def tokens_of(rounds: Sequence[Round]) -> list[int]:
-    return [token for one in rounds for token in one.token_ids]
 
 
 def test_a_draft_that_is_the_target_is_always_right() -> None:

@@ -6,8 +6,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from speculative_support import CountingNetwork, counting_layout
-from test_speculative_rounds import NETWORK, begun, prompt, tokens_of
+from speculative_support import (
+    NETWORK,
+    CountingNetwork,
+    begun,
+    counting_layout,
+    prompt,
+    tokens_of,
+)
 
 from engine.draft import ModelDraft, PromptLookup, Proposal
 from engine.generation import Generation
