@@ -162,6 +162,11 @@ class History:
         return sum(tokens * calls for tokens, calls in self.runs)
 
     @property
+    def title(self) -> str:
+        """Where it leads and how, for people."""
+        return f"T={self.position} by {self.label}"
+
+    @property
     def single_calls(self) -> int:
         """How many calls have one token."""
         return sum(calls for tokens, calls in self.runs if tokens == 1)
@@ -186,7 +191,7 @@ class Station:
     @property
     def label(self) -> str:
         """For people."""
-        return f"T={self.history.position} by {self.history.label}"
+        return self.history.title
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +213,7 @@ class RollbackStation:
     @property
     def label(self) -> str:
         """For people."""
-        return f"T={self.history.position} by {self.history.label}"
+        return self.history.title
 
 
 @dataclass(frozen=True, slots=True)

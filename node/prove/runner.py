@@ -123,7 +123,7 @@ class Run:
         for pair in plan.shapes:
             seconds = sum(history_s(facts, way) for way in (pair.left, pair.right))
             said = await child.ask("shapes", patience_s(seconds), pair=pair)
-            self._count(pair.group, _comparison(said, pair.left.label))
+            self._count(pair.group, _comparison(said, pair.left.title))
         written, skipped = [], _Skipped()
         items = list(_by_importance(plan))
         for index, item in enumerate(items):
@@ -155,7 +155,7 @@ class Run:
         said = await child.ask(
             "read control", patience_s(history_s(facts, plan.control)), history=plan.control
         )
-        self._count(Group.CONTROL, _comparison(said, plan.control.label))
+        self._count(Group.CONTROL, _comparison(said, plan.control.title))
         skipped = _Skipped()
         for index, item in enumerate(written):
             if not item.essential and self._elapsed_s > self._options.budget_s:
