@@ -11,6 +11,7 @@ import grpc.aio
 from engine import errors as engine_errors
 from kvpack import errors as kvpack_errors
 from kvpack.errors import KvpackError
+from kvpack.store import errors as store_errors
 from node import errors as node_errors
 from node.migration.wire import REASON_KEY
 
@@ -56,6 +57,12 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     node_errors.PeerAnswerError: _Code.ABORTED,
     # This node's own trouble.
     kvpack_errors.KeyFileError: _Code.INTERNAL,
+    store_errors.StoreError: _Code.INTERNAL,
+    store_errors.NotStoredError: _Code.NOT_FOUND,
+    store_errors.ConflictError: _Code.ABORTED,
+    store_errors.IntentLostError: _Code.ABORTED,
+    store_errors.StoreBusyError: _Code.UNAVAILABLE,
+    store_errors.StoreFullError: _Code.RESOURCE_EXHAUSTED,
     kvpack_errors.PublishError: _Code.INTERNAL,
     node_errors.NodeError: _Code.INTERNAL,
     node_errors.ListenError: _Code.INTERNAL,

@@ -1,0 +1,224 @@
+"""The disk, as the local store sees it: files by a folder's and a file's name, nothing by a path.
+
+Every call stands for one thing that a crash can fall between. Tests pass a disk that remembers what
+was flushed and loses the rest; :class:`PosixDisk` is the real one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from kvpack.publish import FILE_MODE, flush, link_without_replace
+from kvpack.store.errors import StoreBusyError, StoreError
+
+FOLDER_MODE: Final = 0o700
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+#: O_NONBLOCK: a FIFO that lies where a file should is refused, not waited for.
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus:
+    """What a folder says about one name; links are not followed.
+
+    Attributes:
+        file_bytes: Length.
+        modified_s: Seconds since 1970.
+        is_regular: A plain file.
+        is_folder: A folder.
+        is_private: Nobody but the owner has any right to it.
+    """
+
+    file_bytes: int
+    modified_s: float
+    is_regular: bool
+    is_folder: bool
+    is_private: bool
+
+
+class Disk(Protocol):
+    """One folder and what is below it. ``folder`` is ``""`` for itself, else ``a`` or ``a/b``.
+
+    All calls raise OSError as the operating system would.
+    """
+
+    def make_folder(self, folder: str) -> None:
+        """Make ``folder``, 0700; FileExistsError where it is there."""
+
+    def create(self, folder: str, name: str) -> int:
+        """Create a file that is not there, 0600, and return a handle to write to."""
+
+    def write(self, handle: int, data: bytes | memoryview) -> None:
+        """Append all of ``data``."""
+
+    def flush(self, handle: int) -> None:
+        """Make what was written durable."""
+
+    def close(self, handle: int) -> None:
+        """Give the handle back."""
+
+    def link(self, folder: str, private: str, name: str) -> None:
+        """Give ``private`` its name; FileExistsError where the name is taken."""
+
+    def unlink(self, folder: str, name: str) -> None:
+        """Remove a name."""
+
+    def flush_folder(self, folder: str) -> None:
+        """Make the names of ``folder`` durable."""
+
+    def read(self, folder: str, name: str, offset: int, length: int) -> bytes:
+        """At most ``length`` bytes from ``offset``; FileNotFoundError, ELOOP for a link."""
+
+    def status(self, folder: str, name: str) -> FileStatus:
+        """What ``name`` is; FileNotFoundError."""
+
+    def names(self, folder: str) -> list[str]:
+        """All names in ``folder``, in any order."""
+
+    def free_bytes(self) -> int:
+        """Room on the volume for this user."""
+
+    def lock(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Hold a lock that dies with the process. Raises StoreBusyError where it is held."""
+
+
+class PosixDisk:
+    """A real folder. Names are opened relative to open folders, and links are never followed.
+
+    Args:
+        root: The store's folder; it must exist. Links on the way to it are the user's own.
+
+    Raises:
+        StoreError: It is not a folder of ours that nobody else can enter.
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        found = os.fstat(self._root)
+        mode = stat.S_IMODE(found.st_mode)
+        if found.st_uid != os.geteuid() or mode & 0o077:
+            self.close_root()
+            raise StoreError(
+                f"{root}: mode {mode:04o}, owner {found.st_uid}: "
+                f"expected {FOLDER_MODE:04o}, owner {os.geteuid()}"
+            )
+
+    def close_root(self) -> None:
+        """Give the folder back; the disk is of no use afterwards."""
+        os.close(self._root)
+
+    @contextlib.contextmanager
+    def _folder(self, folder: str) -> Iterator[int]:
+        """An open folder. Each part is opened relative to the one before, and none is a link."""
+        handle = os.dup(self._root)
+        try:
+            for part in folder.split("/") if folder else ():
+                inner = os.open(part, _FOLDER, dir_fd=handle)
+                os.close(handle)
+                handle = inner
+            yield handle
+        finally:
+            os.close(handle)
+
+    def make_folder(self, folder: str) -> None:
+        """See :class:`Disk`."""
+        above, _, name = folder.rpartition("/")
+        with self._folder(above) as parent:
+            os.mkdir(name, FOLDER_MODE, dir_fd=parent)
+        with self._folder(folder) as made:
+            os.fchmod(made, FOLDER_MODE)  # whatever the umask took away
+
+    def create(self, folder: str, name: str) -> int:
+        """See :class:`Disk`."""
+        with self._folder(folder) as parent:
+            handle = os.open(name, _NEW, FILE_MODE, dir_fd=parent)
+        os.fchmod(handle, FILE_MODE)
+        return handle
+
+    def write(self, handle: int, data: bytes | memoryview) -> None:
+        """See :class:`Disk`."""
+        view, written = memoryview(data), 0
+        while written < len(view):
+            written += os.write(handle, view[written:])
+
+    def flush(self, handle: int) -> None:
+        """See :class:`Disk`."""
+        flush(handle)
+
+    def close(self, handle: int) -> None:
+        """See :class:`Disk`."""
+        os.close(handle)
+
+    def link(self, folder: str, private: str, name: str) -> None:
+        """See :class:`Disk`."""
+        with self._folder(folder) as parent:
+            link_without_replace(parent, private, name)
+
+    def unlink(self, folder: str, name: str) -> None:
+        """See :class:`Disk`."""
+        with self._folder(folder) as parent:
+            os.unlink(name, dir_fd=parent)
+
+    def flush_folder(self, folder: str) -> None:
+        """See :class:`Disk`."""
+        with self._folder(folder) as parent:
+            os.fsync(parent)
+
+    def read(self, folder: str, name: str, offset: int, length: int) -> bytes:
+        """See :class:`Disk`."""
+        with self._folder(folder) as parent:
+            handle = os.open(name, _READ, dir_fd=parent)
+        try:
+            pieces, filled = [], 0
+            while filled < length and (piece := os.pread(handle, length - filled, offset + filled)):
+                pieces.append(piece)
+                filled += len(piece)
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        finally:
+            os.close(handle)
+
+    def status(self, folder: str, name: str) -> FileStatus:
+        """See :class:`Disk`."""
+        with self._folder(folder) as parent:
+            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        return FileStatus(
+            file_bytes=found.st_size,
+            modified_s=found.st_mtime,
+            is_regular=stat.S_ISREG(found.st_mode),
+            is_folder=stat.S_ISDIR(found.st_mode),
+            is_private=not stat.S_IMODE(found.st_mode) & 0o077,
+        )
+
+    def names(self, folder: str) -> list[str]:
+        """See :class:`Disk`."""
+        with self._folder(folder) as parent:
+            return os.listdir(parent)  # noqa: PTH208 - a handle, not a path
+
+    def free_bytes(self) -> int:
+        """See :class:`Disk`."""
+        found = os.fstatvfs(self._root)
+        return found.f_bavail * found.f_frsize
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """See :class:`Disk`."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        handle = os.open(name, flags, FILE_MODE, dir_fd=self._root)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StoreBusyError("another collector is at work on this store") from None
+            yield
+        finally:
+            os.close(handle)

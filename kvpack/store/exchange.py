@@ -1,0 +1,160 @@
+"""Bundles into a store and out of one. Objects move as they are; nothing is sealed twice.
+
+One thing is sealed anew: where a cut's window begins inside a stored block, a bundle needs that
+block's head short. Only these head chunks and the manifest that names them are made again; every
+other object keeps its bytes and its ids.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from kvpack.bundle import BundleIndex, BundleWriter, Footer, require_whole
+from kvpack.bundle.writer import Sink
+from kvpack.chunk import (
+    ChunkReference,
+    SealContext,
+    check_content_id,
+    open_chunk,
+    parse_chunk,
+    seal_tile,
+    tile_of,
+)
+from kvpack.header import Header
+from kvpack.keys import Keyring
+from kvpack.manifest import manifest_id, seal_manifest
+from kvpack.store.interface import ObjectStore
+from kvpack.store.names import HoldKind
+from kvpack.store.reader import CutReader, trim_tile
+from kvpack.store.writer import CutWriter, WriterTools
+
+
+class Trust(enum.Enum):
+    """Who vouches that a chunk's content id is that of its rows.
+
+    RECOMPUTE: this call does, chunk by chunk. PEER: nobody yet; the chunks serve their own cut
+    until :func:`kvpack.store.peer.adopt_chunks` has recomputed them.
+    """
+
+    RECOMPUTE = "recompute"
+    PEER = "peer"
+
+
+class BundleObjects(Protocol):
+    """A bundle that can be read by random access."""
+
+    index: BundleIndex
+
+    def objects(self) -> Iterable[bytes]:
+        """Every object in file order, as stored."""
+
+
+def import_bundle(
+    store: ObjectStore,
+    keyring: Keyring,
+    bundle: BundleObjects,
+    lineage: bytes,
+    tools: WriterTools,
+    *,
+    trust: Trust = Trust.RECOMPUTE,
+    kind: HoldKind = HoldKind.IMPORT,
+    indexed_ids: Sequence[int] | None = None,
+) -> bytes:
+    """Store every chunk of a whole bundle and publish its cut. Returns the cut's id.
+
+    Every tag is checked before anything is stored; room for all of it is asked for first.
+
+    Args:
+        store: Where to.
+        keyring: The tenant's keys.
+        bundle: An open :class:`kvpack.bundle.BundleReader`.
+        lineage: 16 bytes: which session it belongs to from now on.
+        tools: Clock, random bytes and budget.
+        trust: Who vouches for the content ids.
+        kind: Why it is kept.
+        indexed_ids: Its token ids, if other sessions may start from it: the caller then vouches
+            for the rows, which no recomputation can. None: it serves its own session.
+
+    Raises:
+        IncompleteError: The bundle is a delta: its parent is needed.
+        StoreFullError: No room. Nothing was written.
+        AuthenticationError: A chunk was changed, or claims another content id than its own.
+        KvpackError: What reading the bundle or publishing the cut raises.
+    """
+    manifest = bundle.index.manifest
+    require_whole(manifest)
+    blob, header = bundle.index.manifest_blob, bundle.index.header
+    peer_cut = manifest_id(blob) if trust is Trust.PEER else None
+    with CutWriter(store, keyring, bundle.index.header_bytes, tools, peer_cut) as writer:
+        writer.reserve(sum(reference.object_bytes for reference in manifest.references))
+        deep = trust is Trust.RECOMPUTE
+        writer.add(_checked(keyring, header, bundle.objects(), deep=deep))
+        return writer.publish_sealed(blob, lineage, kind, indexed_ids)
+
+
+def _checked(
+    keyring: Keyring, header: Header, objects: Iterable[bytes], *, deep: bool
+) -> Iterator[bytes]:
+    """The objects, each after its tag and, where ``deep``, its content id were checked."""
+    for number, data in enumerate(objects):
+        key = keyring.get(header.tenant, parse_chunk(data).epoch)
+        context = SealContext(key, header.identity_digest, header.layout_digest)
+        opened = open_chunk(context, data, f"chunks[{number}]")
+        if deep:
+            check_content_id(context, opened, f"chunks[{number}]")
+        yield data
+
+
+def export_bundle(
+    store: ObjectStore,
+    keyring: Keyring,
+    cut_id: bytes,
+    sink: Sink,
+    signer: Ed25519PrivateKey | None = None,
+) -> Footer:
+    """Write a cut as one bundle: one forward pass, no seek. Every tag is checked on the way.
+
+    Where no reference is trimmed the bundle is the one that was imported, byte for byte. Pin the
+    cut where a collector may run meanwhile.
+
+    Args:
+        store: Where from.
+        keyring: The tenant's keys.
+        cut_id: Which cut.
+        sink: Where the bytes go.
+        signer: Signs the stored bytes, or None.
+
+    Raises:
+        NotStoredError: The cut, or a chunk of it, is not there.
+        AuthenticationError: Something was changed. And everything that reading a cut raises.
+    """
+    reader = CutReader(store, keyring, cut_id)
+    header, manifest = reader.cut.header, reader.cut.manifest
+    key = keyring.get(header.tenant, header.epoch)
+    writer = BundleWriter(sink, key, reader.cut.header_bytes, signer)
+    for reference in manifest.references:
+        writer.add(_exported(reader, keyring, reference))
+    blob = reader.cut.manifest_blob
+    if any(reference.is_trimmed for reference in manifest.references):
+        whole = dataclasses.replace(manifest, references=writer.references)
+        blob = seal_manifest(key, reader.cut.header_bytes, whole)
+    return writer.finish(blob)
+
+
+def _exported(reader: CutReader, keyring: Keyring, reference: ChunkReference) -> bytes:
+    """The object for a bundle: as stored, or its used rows sealed anew."""
+    data = reader.object(reference)
+    opened = reader.open_object(reference, data)
+    if not reference.is_trimmed:
+        return data
+    header = reader.cut.header
+    key = keyring.get(header.tenant, reference.epoch)
+    context = SealContext(key, header.identity_digest, header.layout_digest, reference.aead)
+    tile = trim_tile(header.layout, tile_of(header.layout, opened), reference.used_spec())
+    element_bytes = header.layout.encoding.element_bytes
+    return seal_tile(context, tile, reference.codec, element_bytes=element_bytes).object
