@@ -31,6 +31,19 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: list[int]) -> str:
         """Text of ``token_ids``."""
 
+    @property
+    def chat_template(self) -> object:
+        """The template in force; None or empty where there is none."""
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, str]],
+        *,
+        add_generation_prompt: bool = ...,
+        continue_final_message: bool = ...,
+    ) -> list[int]:
+        """Ids of ``messages`` in the model's own form."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoadedParts:
@@ -107,6 +120,17 @@ class Model:
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
         """Token ids of ``text``; without the tokenizer's own begin and end marks by default."""
         return self._parts.tokenizer.encode(text, add_special_tokens=special_tokens)
+
+    def encode_user_message(self, text: str) -> list[int]:
+        """Token ids of ``text`` as an open message of the user; plain ids without a template."""
+        if not self._parts.tokenizer.chat_template:
+            return self.encode(text, special_tokens=True)
+        messages = [{"role": "user", "content": text}]
+        return list(
+            self._parts.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=False, continue_final_message=True
+            )
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids``."""

@@ -10,9 +10,13 @@ import click
 
 from kvpack.cli import output
 from kvpack.cli.commands import NamedError, kvpack
+from kvpack.cli.interchange_commands import export_cache, import_cache
 from kvpack.errors import EXIT_FAILURE, EXIT_GOOD, EXIT_INTERRUPTED, EXIT_USAGE, KvpackError
 
 __all__ = ["main"]
+
+for _command in (import_cache, export_cache):
+    kvpack.add_command(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,9 +22,21 @@ from kvpack.errors import (
     UnknownKeyError,
     VersionError,
 )
+from kvpack.interchange import (
+    CacheFileError,
+    CacheFormatError,
+    CacheMismatchError,
+    ExtraMissingError,
+    PromptFileError,
+)
 
 #: The first class that fits gives the hint.
 _HINTS: Final[tuple[tuple[type[KvpackError], str], ...]] = (
+    (CacheFormatError, "only prompt caches that mlx-lm 0.32 saves, unquantised, are read"),
+    (CacheFileError, "the cache file is cut, damaged, or was changed by somebody; save it again"),
+    (CacheMismatchError, "give the model folder and the ids that the cache was made with"),
+    (PromptFileError, "ids are a JSON list, or four bytes each in a .u32 file; a prompt is UTF-8"),
+    (ExtraMissingError, "pip install 'kvpack[mlx]' brings the engine that reads it"),
     (VersionError, "a newer kvpack may read it"),
     (FormatError, "the file is cut, damaged, or no .kvpack at all"),
     (UnknownKeyError, "give the key of that tenant and epoch with --key"),
