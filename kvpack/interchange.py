@@ -8,12 +8,11 @@ as everything else: the manifest is sealed only if it describes one whole state.
 from __future__ import annotations
 
 import enum
-import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kvpack.bundle import BundleWriter, Footer, Header, encode_header
 from kvpack.bundle.writer import Sink
@@ -24,6 +23,9 @@ from kvpack.keys import EpochKey
 from kvpack.layout import Producer
 from kvpack.manifest import Component, ComponentKind, ForeignRingHead, Manifest, seal_manifest
 from kvpack.snapshot import SessionCacheSnapshot, Tile, TileSpec, cut_tile_specs
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP: Final = "kvpack.interchange"
 
@@ -150,14 +152,16 @@ def find_format(name: str) -> CacheFormat:
     Raises:
         ExtraMissingError: Nothing offers it, or what it needs is not installed.
     """
-    offered = importlib.metadata.entry_points(group=GROUP)
-    for entry in offered:
+    # Imported here: it loads a mail parser and a socket module, which nothing else needs.
+    import importlib.metadata
+
+    for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.name == name:
             return _load(entry)
     raise ExtraMissingError(name, "no engine that reads it is installed")
 
 
-def _load(entry: importlib.metadata.EntryPoint) -> CacheFormat:
+def _load(entry: EntryPoint) -> CacheFormat:
     try:
         made: CacheFormat = entry.load()()
     except ModuleNotFoundError as error:
