@@ -7,7 +7,6 @@ A root never leaves this module except into its key file. Everything else asks f
 from __future__ import annotations
 
 import errno
-import hashlib
 import hmac
 import os
 import secrets
@@ -46,6 +45,7 @@ class EpochKey:
     epoch: int
     _root: bytes
     _pseudorandom_key: bytes = field(init=False, default=b"")
+    _subkeys: dict[str, bytes] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         limits.check_name("key.tenant", self.tenant)
@@ -57,7 +57,7 @@ class EpochKey:
         name = self.tenant.encode()
         salt = b"kvpack/v1" + len(name).to_bytes(2, "little") + name
         salt += self.epoch.to_bytes(4, "little")
-        extracted = hmac.digest(salt, self._root, hashlib.sha256)
+        extracted = hmac.digest(salt, self._root, "sha256")
         object.__setattr__(self, "_pseudorandom_key", extracted)
 
     def __repr__(self) -> str:
@@ -70,12 +70,20 @@ class EpochKey:
             purpose: A word without NUL, such as ``"content-id"``.
             context: What the key is bound to beyond its purpose, such as a seal id.
         """
+        if context:
+            return self._expand(purpose, context)
+        # Without a context there are as many keys as purposes, and some are asked for per chunk.
+        if purpose not in self._subkeys:
+            self._subkeys[purpose] = self._expand(purpose, b"")
+        return self._subkeys[purpose]
+
+    def _expand(self, purpose: str, context: bytes) -> bytes:
         info = _INFO_PREFIX + purpose.encode() + b"\0" + context + b"\x01"
-        return hmac.digest(self._pseudorandom_key, info, hashlib.sha256)
+        return hmac.digest(self._pseudorandom_key, info, "sha256")
 
     def mac(self, purpose: str, *parts: bytes | memoryview) -> bytes:
         """HMAC-SHA-256 (32 bytes) over the concatenated ``parts`` under ``subkey(purpose)``."""
-        digest = hmac.new(self.subkey(purpose), digestmod=hashlib.sha256)
+        digest = hmac.new(self.subkey(purpose), digestmod="sha256")
         for part in parts:
             digest.update(part)
         return digest.digest()

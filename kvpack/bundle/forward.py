@@ -146,8 +146,7 @@ def _read_chunks(source: StreamSource, walk: ChunkWalk, depth: Depth) -> _Seen:
             return seen
         where = f"chunks[{seen.count}]"
         header = walk.read_header(where, lead)
-        data = walk.read_object(header, where)
-        walk.check(header, data, where, depth)
+        walk.check(header, where, depth)
         seen.add(header)
 
 

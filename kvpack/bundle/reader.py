@@ -181,10 +181,10 @@ class BundleReader:
             AuthenticationError: An object was changed or replaced.
             IdentityMismatchError: A chunk of another model; also LayoutMismatchError.
         """
-        payload = depth is not Depth.QUICK
-        for index, header, data in self._objects(with_payload=payload):
-            self._walk.check(header, data, f"chunks[{index}]", depth)
-            self._require(index, header, tag_checked=payload)
+        for index, header in self._headers():
+            if depth is not Depth.QUICK:
+                self._walk.check(header, f"chunks[{index}]", depth)
+            self._require(index, header, tag_checked=depth is not Depth.QUICK)
 
     def objects(self) -> Iterator[bytes]:
         """Every object in file order, as stored: to send, or to write into another bundle.
@@ -207,32 +207,31 @@ class BundleReader:
         if not 0 <= index < len(references):
             raise IndexError(f"chunk {index} of {len(references)}")
         before = sum(reference.object_bytes for reference in references[:index])
-        header, data = self._read(index, self.index.footer.header_bytes + before)
+        header = self._read_header(index, self.index.footer.header_bytes + before)
+        data = self._walk.read_object(header, f"chunks[{index}]")
         opened = self._walk.open(header, data, f"chunks[{index}]")
         self._require(index, header, tag_checked=True)
         return opened
 
-    def _objects(
-        self, *, with_payload: bool = True
-    ) -> Iterator[tuple[int, ChunkHeader, memoryview]]:
+    def _headers(self) -> Iterator[tuple[int, ChunkHeader]]:
         """Walk by the objects' own lengths, as a forward reader must: both then agree."""
         offset = self.index.footer.header_bytes
         for index in range(len(self.manifest.references)):
-            header, data = self._read(index, offset, with_payload=with_payload)
-            yield index, header, data
+            header = self._read_header(index, offset)
+            yield index, header
             offset += header.reference.object_bytes
 
-    def _read(
-        self, index: int, offset: int, *, with_payload: bool = True
-    ) -> tuple[ChunkHeader, memoryview]:
+    def _objects(self) -> Iterator[tuple[int, ChunkHeader, memoryview]]:
+        for index, header in self._headers():
+            yield index, header, self._walk.read_object(header, f"chunks[{index}]")
+
+    def _read_header(self, index: int, offset: int) -> ChunkHeader:
         where = f"chunks[{index}]"
         self._source.seek(offset)
         header = self._walk.read_header(where)
         if offset + header.reference.object_bytes > self.index.footer.manifest_offset:
             raise AuthenticationError(where, "longer than its place")
-        if not with_payload:
-            return header, memoryview(b"")
-        return header, self._walk.read_object(header, where)
+        return header
 
     def _require(self, index: int, header: ChunkHeader, *, tag_checked: bool) -> None:
         key = self._walk.key(header.reference.epoch)

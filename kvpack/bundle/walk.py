@@ -13,8 +13,14 @@ from typing import Protocol
 
 from kvpack.chunk import ChunkHeader, OpenedChunk, SealContext, check_content_id
 from kvpack.chunk.header import header_bytes, parse_header
-from kvpack.chunk.open import check_seal_id, decrypt
-from kvpack.chunk.reference import HEADER_BYTES_MAX, HEADER_FIXED_BYTES
+from kvpack.chunk.open import (
+    PIECE_BYTES,
+    TagCheck,
+    can_check_in_pieces,
+    check_seal_id,
+    decrypt,
+)
+from kvpack.chunk.reference import HEADER_BYTES_MAX, HEADER_FIXED_BYTES, TAG_BYTES
 from kvpack.errors import FieldError, FormatError
 from kvpack.header import HeaderPrefix
 from kvpack.keys import EpochKey, Keyring
@@ -77,6 +83,7 @@ class ChunkWalk:
         self._tenant = prefix.tenant
         self._object = memoryview(bytearray(HEADER_BYTES_MAX))
         self._scratch = bytearray()
+        self._piece = memoryview(bytearray(PIECE_BYTES))
 
     def key(self, epoch: int) -> EpochKey:
         """The tenant's key of ``epoch``.
@@ -129,22 +136,50 @@ class ChunkWalk:
         """
         return decrypt(self.key(header.reference.epoch), header, data, where)
 
-    def check(self, header: ChunkHeader, data: memoryview, where: str, depth: Depth) -> None:
-        """Check the object that was read last, and release nothing.
+    def check(self, header: ChunkHeader, where: str, depth: Depth) -> None:
+        """Read and check the rest of the object whose header was read last; release nothing.
 
         Raises:
+            FormatError: The input ends before the object does, or the codec's frame is not what was
+                sealed.
             AuthenticationError: Tag, encoded digest or, when DEEP, the content id does not match.
-            FormatError: The codec's frame is not what was sealed.
         """
+        reference = header.reference
         if depth is Depth.QUICK:
-            return
+            for _ in self._pieces(reference.encoded_bytes + TAG_BYTES, where):
+                pass
+        elif depth is Depth.FULL and can_check_in_pieces(reference):
+            self._check_in_pieces(header, where)
+        else:
+            self._check_whole(header, where, depth)
+
+    def _check_in_pieces(self, header: ChunkHeader, where: str) -> None:
+        """Only the tag is asked, so no more than one piece is ever in memory, and that in cache."""
+        reference = header.reference
+        associated = self._object[: reference.header_bytes]
+        tag_check = TagCheck(self.key(reference.epoch), reference, associated)
+        for piece in self._pieces(reference.encoded_bytes, where):
+            tag_check.update(piece)
+        (tag,) = self._pieces(TAG_BYTES, where)
+        tag_check.finish(tag, where)
+
+    def _check_whole(self, header: ChunkHeader, where: str, depth: Depth) -> None:
         key = self.key(header.reference.epoch)
         if len(self._scratch) < header.reference.encoded_bytes:
             self._scratch = bytearray(header.reference.encoded_bytes)
-        opened = decrypt(key, header, data, where, self._scratch)
+        opened = decrypt(key, header, self.read_object(header, where), where, self._scratch)
         if depth is Depth.DEEP:
             context = SealContext(key, header.identity_digest, header.layout_digest)
             check_content_id(context, opened, where)
+
+    def _pieces(self, byte_count: int, where: str) -> Iterator[memoryview]:
+        """The next ``byte_count`` bytes; each piece is valid until the next."""
+        with located(where):
+            while byte_count:
+                piece = self._piece[: min(byte_count, PIECE_BYTES)]
+                self._source.fill(piece)
+                byte_count -= len(piece)
+                yield piece
 
 
 @contextlib.contextmanager

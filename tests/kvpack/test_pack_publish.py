@@ -190,3 +190,16 @@ def test_a_killed_writer_leaves_only_a_name_that_is_known_as_private(tmp_path: P
     subprocess.run([sys.executable, "-c", _KILLED, tmp_path / "a"], timeout=30, check=False)
     (left,) = tmp_path.iterdir()
     assert is_private_name(left.name)
+
+
+def test_a_link_planted_at_the_private_name_is_neither_followed_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    monkeypatch.setattr(publish.secrets, "token_hex", lambda _: "known")
+    (tmp_path / ".kvpack-known.tmp").symlink_to(victim)
+    with pytest.raises(PublishError, match="exists"), publish_new(tmp_path / "a") as file:
+        file.write(b"theirs")
+    assert victim.read_bytes() == b"mine"
+    assert _names(tmp_path) == [".kvpack-known.tmp", "victim"]
