@@ -87,23 +87,6 @@ def rely(
     yield from require_stored(wanted)
 
 
-def store_objects(
-    intent: Intent,
-    objects: Sequence[ObjectData],
-    expires: int,
-    reserve_bytes: int,
-    pauses_max: int,
-) -> Steps[tuple[bool, ...]]:
-    """Pin ``objects`` by their names, then store those that are not there.
-
-    Raises:
-        ConflictError: A name holds other bytes. And everything that :func:`pin` raises.
-    """
-    names_of = [item.name for item in objects]
-    yield from pin(intent, names_of, expires, reserve_bytes, pauses_max)
-    return (yield from put(objects))
-
-
 def publish(
     intent: Intent,
     chunks: Sequence[str],

@@ -20,7 +20,7 @@ from kvpack.store.chain import read_chains
 from kvpack.store.cut import join_cut
 from kvpack.store.errors import ConflictError
 from kvpack.store.index import index_names
-from kvpack.store.intent import Intent, end, pin, publish, rely, store_objects
+from kvpack.store.intent import Intent, end, pin, publish, rely
 from kvpack.store.interface import ObjectData, ObjectStore
 from kvpack.store.names import Hold, HoldKind
 from kvpack.store.steps import Steps, delete, drive, put
@@ -248,13 +248,15 @@ class CutWriter:
                 if not self._is_stored(located[seal_id], data):
                     located[seal_id] = names.peer_name(self._peer_cut, seal_id)
         batch = [ObjectData(located[seal_id], data) for seal_id, data in objects.items()]
-        self._created.extend(item.name for item in batch)
+        self._pin(item.name for item in batch)
+        # What is there already is not ours to clear away, should this go wrong half way.
+        present = self._store.stat([item.name for item in batch])
+        new = [item.name for item, found in zip(batch, present, strict=True) if found is None]
+        self._created.extend(new)
         try:
-            created = self._drive(store_objects(self._intent, batch, *self._terms()))
+            self._drive(put(batch))
         except ConflictError:
-            created = self._drive(self._put_each(batch))
-        known = {item.name for item, new in zip(batch, created, strict=True) if not new}
-        self._created = [name for name in self._created if name not in known]
+            self._drive(self._put_each(batch))
         self._located.update(located)
 
     def _is_stored(self, name: str, data: bytes) -> bool:
@@ -263,23 +265,20 @@ class CutWriter:
         except KvpackError:
             return False
 
-    def _put_each(self, batch: Sequence[ObjectData]) -> Steps[tuple[bool, ...]]:
+    def _put_each(self, batch: Sequence[ObjectData]) -> Steps[None]:
         """Store one by one; a damaged object that is in the way is replaced.
 
         Equal ids mean equal bytes, so what differs and does not open is damage, and our bytes heal
         every cut that needs them. What differs and does open was sealed by a liar.
         """
-        created = []
         for item in batch:
             try:
-                (new,) = yield from put([item])
+                yield from put([item])
             except ConflictError:
                 if self._opens(item.name):
                     raise
                 yield from delete([item.name], 1)
-                (new,) = yield from put([item])
-            created.append(new)
-        return tuple(created)
+                yield from put([item])
 
     def _opens(self, name: str) -> bool:
         try:

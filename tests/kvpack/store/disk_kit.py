@@ -47,6 +47,7 @@ class SimulatedDisk:
         self.fold_case = fold_case
         self.now_s = 0.0
         self.room_bytes = 1 << 40
+        self.claimed_bytes: int | None = None
         self.crash_at: int | None = None
         self.calls = 0
         self.log: list[str] = []
@@ -178,7 +179,7 @@ class SimulatedDisk:
         return list(self._folder(folder).names)
 
     def free_bytes(self) -> int:
-        return self.room_bytes
+        return self.room_bytes if self.claimed_bytes is None else self.claimed_bytes
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:

@@ -110,6 +110,18 @@ class Session:
         self.grid = SealedGrid(self.header.layout)
         self.context = SealContext(self.key, self.header.identity_digest, self.header.layout_digest)
 
+    @classmethod
+    def restored(
+        cls, ids: Sequence[int], manifest: Manifest, header: Header = HEADER, key: EpochKey = KEY
+    ) -> Session:
+        """One that goes on from a stored cut: its chunks are relied on as they are."""
+        session = cls(tuple(ids), header, key, position=manifest.position)
+        session.cut_at = manifest.position
+        session.grid = SealedGrid(header.layout, manifest.references)
+        ids_of_cut = (r for r in manifest.references if r.chunk_class is ChunkClass.TOKEN_IDS)
+        session.id_references = list(ids_of_cut)
+        return session
+
     def seal(self, specs: Iterable[TileSpec]) -> list[SealedChunk]:
         return [
             seal_tile(self.context, rows(spec, self.ids, self.header.layout, self.salt))
@@ -185,10 +197,11 @@ def save(
     logits: bool = False,
     indexed: bool = True,
     budget: Budget | None = None,
+    keyring: Keyring = KEYRING,
 ) -> bytes:
     """Grow ``session`` to ``position``, store everything, publish the cut; returns its id."""
     header_bytes = encode_header(session.header)
-    with CutWriter(store, Keyring([session.key]), header_bytes, tools(now, budget)) as writer:
+    with CutWriter(store, keyring, header_bytes, tools(now, budget)) as writer:
         grown = session.grow(position)
         chunks, manifest = session.cut(logits=logits)
         writer.add([*grown, *chunks])

@@ -8,7 +8,7 @@ everything that anybody will ever write.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -20,12 +20,12 @@ from kvpack.errors import KvpackError
 from kvpack.manifest import manifest_id, seal_manifest
 from kvpack.store import Budget, GcPolicy, Hold, HoldKind, names
 from kvpack.store.cut import join_cut
-from kvpack.store.intent import Intent, end, publish, rely, store_objects
+from kvpack.store.intent import Intent, end, pin, publish, rely
 from kvpack.store.interface import ObjectData
 from kvpack.store.mark import marks_of
 from kvpack.store.plan import DELETE_ORDER
 from kvpack.store.records import Record, State
-from kvpack.store.steps import Steps
+from kvpack.store.steps import Steps, put
 from kvpack.store.sweep import close_expired, end_sweeps, sweep_once
 
 IDS = token_ids(5)
@@ -50,6 +50,12 @@ class Prepared:
             self.name: self.cut,
             self.hold.name: b"",
         }
+
+
+def store_objects(intent: Intent, objects: Sequence[ObjectData]) -> Steps[None]:
+    """What a writer does with chunks that it brings."""
+    yield from pin(intent, [item.name for item in objects], EXPIRES, 0, 1)
+    yield from put(objects)
 
 
 def prepare(lineage: int, *, logits: bool = False) -> Prepared:
@@ -93,7 +99,7 @@ def saving(prepared: Prepared, writer: int, *, relying: bool = False) -> Actor:
 
     brought = prepared.chunks[3:] if relying else prepared.chunks
     phases = [
-        phase(lambda intent: store_objects(intent, brought, EXPIRES, 0, 1)),
+        phase(lambda intent: store_objects(intent, brought)),
         phase(publishing),
         phase(lambda intent: end(intent, 1)),
     ]
