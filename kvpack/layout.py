@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvpack import limits
 from kvpack.errors import LayoutMismatchError, LimitError
@@ -128,12 +128,17 @@ class CacheLayout:
     layers: tuple[LayerLayout, ...]
     encoding: Encoding
     max_context_tokens: int
+    _row_bytes: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         limits.check_range("layers", len(self.layers), 1, limits.LAYERS_MAX)
         limits.check_range("max_context_tokens", self.max_context_tokens, 1, limits.POSITION_MAX)
-        for index in range(len(self.layers)):
-            found = self.row_bytes(index)
+        sizes = [
+            self.key_row_bytes(index) + self.value_row_bytes(index)
+            for index in range(len(self.layers))
+        ]
+        object.__setattr__(self, "_row_bytes", tuple(sizes))
+        for index, found in enumerate(sizes):
             if found > limits.ROW_BYTES_MAX:
                 raise LimitError(
                     f"layers[{index}].row_bytes", f"<= {limits.ROW_BYTES_MAX} bytes", found
@@ -151,7 +156,7 @@ class CacheLayout:
 
     def row_bytes(self, layer: int) -> int:
         """Bytes of one token in ``layer``: its key row and its value row."""
-        return self.key_row_bytes(layer) + self.value_row_bytes(layer)
+        return self._row_bytes[layer]
 
     def layers_of(self, kind: LayerKind) -> tuple[int, ...]:
         """Indices of the layers of ``kind``, ascending."""

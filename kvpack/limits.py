@@ -94,7 +94,8 @@ def check_range(field: str, value: int, low: int, high: int, unit: str = "") -> 
     Raises:
         LimitError: ``value`` is not an integer in the range.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+    # An exact type keeps True and False out, and is asked once per field of every chunk.
+    if type(value) is not int or not low <= value <= high:
         raise LimitError(field, f"{low} to {high} {unit}".rstrip(), value)
     return value
 

@@ -40,7 +40,8 @@ class TileSpec:
         limits.check_range("tile.layers", len(self.layers), 1, limits.LAYERS_MAX)
         limits.check_range("tile.first_position", self.first_position, 0, limits.POSITION_MAX - 1)
         limits.check_range("tile.token_count", self.token_count, 1, limits.GRID_TOKENS)
-        if list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
+        ascending = all(low < high for low, high in itertools.pairwise(self.layers))
+        if not ascending or self.layers[0] < 0:
             raise LayoutMismatchError("tile.layers", "ascending layer indices", self.layers)
         offset = self.first_position % limits.GRID_TOKENS
         if offset + self.token_count > limits.GRID_TOKENS:
@@ -59,16 +60,17 @@ class TileSpec:
         Raises:
             LayoutMismatchError: A layer does not exist in ``layout`` or is of another kind.
         """
-        total = 0
+        row_bytes = 0
+        shapes = layout.layers
         for layer in self.layers:
-            if layer >= len(layout.layers):
-                raise LayoutMismatchError("tile.layers", f"< {len(layout.layers)}", layer)
-            if layout.layers[layer].kind is not self.kind:
+            if layer >= len(shapes):
+                raise LayoutMismatchError("tile.layers", f"< {len(shapes)}", layer)
+            if shapes[layer].kind is not self.kind:
                 raise LayoutMismatchError(
-                    f"layers[{layer}].kind", layout.layers[layer].kind.value, self.kind.value
+                    f"layers[{layer}].kind", shapes[layer].kind.value, self.kind.value
                 )
-            total += layout.row_bytes(layer) * self.token_count
-        return total
+            row_bytes += layout.row_bytes(layer)
+        return row_bytes * self.token_count
 
 
 @dataclass(frozen=True, slots=True, repr=False)

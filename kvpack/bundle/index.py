@@ -70,14 +70,13 @@ class BundleIndex:
         """
         if header.reference != self.manifest.references[index]:
             raise not_named_here(index)
+        ours = (self.identity_digest, self.layout_digest)
+        if (header.identity_digest, header.layout_digest) == ours:
+            return
         where = f"chunks[{index}]"
-        if tag_checked:
-            check_binding(self.context(key), header, where)
-        elif (header.identity_digest, header.layout_digest) != (
-            self.identity_digest,
-            self.layout_digest,
-        ):
+        if not tag_checked:
             raise AuthenticationError(where, "identity or layout digest")
+        check_binding(self.context(key), header, where)
 
 
 def not_named_here(index: int) -> AuthenticationError:

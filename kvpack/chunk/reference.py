@@ -8,7 +8,7 @@ from typing import Final
 
 from kvpack import limits
 from kvpack.codes import Aead, ChunkClass, Codec, RoleOrder
-from kvpack.errors import FormatError, LimitError, malformed_not_mismatched
+from kvpack.errors import FormatError, LayoutMismatchError, LimitError
 from kvpack.layout import LayerKind
 from kvpack.snapshot import TileSpec
 
@@ -84,8 +84,11 @@ class ChunkReference:
             # What does not shrink is stored raw, so a decoder never expands into nothing gained.
             high = self.plain_bytes - 1
             limits.check_range("chunk.encoded_bytes", self.encoded_bytes, 1, high, "bytes")
-        with malformed_not_mismatched():
+        try:
             self._check_range()
+        except LayoutMismatchError as error:
+            # Only parsed so far: not "another layout", which would mean that it is authentic.
+            raise FormatError(error.field, error.expected, error.found) from error
 
     def _check_range(self) -> None:
         limits.check_range("chunk.part", self.part, 0, limits.PART_MAX)

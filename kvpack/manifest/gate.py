@@ -13,9 +13,9 @@ from kvpack.chunk.reference import ChunkReference
 from kvpack.codes import ChunkClass, ComponentKind
 from kvpack.errors import FormatError, IdentityMismatchError, LayoutMismatchError
 from kvpack.header import Header
-from kvpack.layout import LayerKind, Producer
+from kvpack.layout import CacheLayout, LayerKind, Producer
 from kvpack.manifest.model import Manifest
-from kvpack.snapshot import check_coverage, check_producer_encoding
+from kvpack.snapshot import TileSpec, check_coverage, check_producer_encoding
 
 _STATES = (ChunkClass.SAMPLER, ChunkClass.SESSION)
 
@@ -40,14 +40,19 @@ def check_manifest(header: Header, manifest: Manifest, *, in_store: bool = False
     _check_schedule(manifest)
     _check_ring_heads(header, manifest)
     _check_parent(manifest)
+    specs: list[TileSpec] = []
     for index, reference in enumerate(manifest.references):
         field = f"manifest.references[{index}]"
         if reference.is_trimmed and not in_store:
             raise FormatError(f"{field}.count_used", "absent outside of stores", "present")
-        _check_reference(header, manifest, reference, field)
+        if reference.epoch > header.epoch:
+            raise FormatError(f"{field}.epoch", f"at most {header.epoch}", reference.epoch)
+        if reference.has_rows:
+            specs.append(_check_rows(header.layout, reference, field))
+        else:
+            _check_place(manifest, reference, field)
     _check_parts(manifest.references)
     _check_token_ids(manifest)
-    specs = [reference.used_spec() for reference in manifest.references if reference.has_rows]
     check_coverage(header.layout, manifest.position, specs, manifest.cut)
 
 
@@ -91,16 +96,17 @@ def _check_parent(manifest: Manifest) -> None:
         raise FormatError("parent.position", f"below {manifest.position}", manifest.parent.position)
 
 
-def _check_reference(
-    header: Header, manifest: Manifest, reference: ChunkReference, field: str
-) -> None:
-    if reference.epoch > header.epoch:
-        raise FormatError(f"{field}.epoch", f"at most {header.epoch}", reference.epoch)
-    if reference.has_rows:
-        expected = reference.tile_spec().data_bytes(header.layout)
-        if reference.plain_bytes != expected:
-            raise LayoutMismatchError(f"{field}.plain_bytes", expected, reference.plain_bytes)
-        return
+def _check_rows(layout: CacheLayout, reference: ChunkReference, field: str) -> TileSpec:
+    """The rows that count of a FULL or SWA chunk, which must have the size of the shape."""
+    spec = reference.tile_spec()
+    expected = spec.data_bytes(layout)
+    if reference.plain_bytes != expected:
+        raise LayoutMismatchError(f"{field}.plain_bytes", expected, reference.plain_bytes)
+    return reference.used_spec() if reference.is_trimmed else spec
+
+
+def _check_place(manifest: Manifest, reference: ChunkReference, field: str) -> None:
+    """Logits stand on the last row below the cut, states at the cut."""
     if reference.chunk_class is ChunkClass.FINAL_LOGITS:
         expected = manifest.position - 1
     elif reference.chunk_class in _STATES or not reference.token_count:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvpack.codes import Codes
@@ -27,7 +27,7 @@ _UINT64_MAX: Final = (1 << 64) - 1
 
 
 class Kind(enum.Enum):
-    """What a field holds; the value is the wire type that it must have."""
+    """What a field holds; the value is the wire type that it must have, and a word for it."""
 
     UINT = (0, "varint")
     FIXED64 = (1, "fixed64")
@@ -35,11 +35,6 @@ class Kind(enum.Enum):
     STRING = (2, "string")
     PACKED = (2, "packed varints")
     MESSAGE = (2, "message")
-
-    @property
-    def wire_type(self) -> int:
-        """The low three bits of the field's tag."""
-        return self.value[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +51,7 @@ class FieldRule:
         count_max: Occurrences of a repeated field or elements of a packed one; 0 for singular.
         message: The rules of an embedded message.
         choices: The words that a UINT stands for.
+        wire_type: The low three bits of the field's tag.
     """
 
     name: str
@@ -66,6 +62,10 @@ class FieldRule:
     count_max: int = 0
     message: MessageRule | None = None
     choices: Codes[Any] | None = None
+    wire_type: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "wire_type", self.kind.value[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +99,30 @@ def scan(rule: MessageRule, data: bytes, path: str) -> None:
 
 def _scan_message(rule: MessageRule, data: bytes, offset: int, end: int, path: str) -> None:
     last = occurrences = 0
-    seen: set[int] = set()
+    missing = rule.required
     while offset < end:
-        tag, offset = _varint(data, offset, end, path)
+        tag = data[offset]
+        if tag < 0x80:
+            offset += 1
+        else:
+            tag, offset = _varint(data, offset, end, path)
         number, wire_type = tag >> 3, tag & 7
         field = rule.fields.get(number)
         if field is None or tag > _TAG_MAX:
             raise FormatError(path, f"fields {min(rule.fields)} to {max(rule.fields)}", number)
-        if wire_type != field.kind.wire_type:
-            expected = f"wire type {field.kind.wire_type}"
+        if wire_type != field.wire_type:
+            expected = f"wire type {field.wire_type}"
             raise FormatError(f"{path}.{field.name}", expected, f"wire type {wire_type}")
-        if number < last or (number == last and (not field.count_max or field.kind is Kind.PACKED)):
+        if number > last:
+            occurrences = 1
+        elif number == last and field.count_max and field.kind is not Kind.PACKED:
+            occurrences += 1
+        else:
             raise FormatError(f"{path}.{field.name}", "once, in ascending order", "out of order")
-        occurrences = occurrences + 1 if number == last else 1
         last = number
-        seen.add(number)
+        if number in missing:
+            missing = missing - {number}
         offset = _scan_field(field, data, offset, end, path, occurrences)
-    missing = rule.required - seen
     if missing:
         raise FormatError(f"{path}.{rule.fields[min(missing)].name}", "present", "absent")
 
@@ -142,7 +149,8 @@ def _scan_field(
     stop = offset + length
     if stop > end:
         raise FormatError(name, f"{length} bytes", f"{end - offset} bytes left")
-    _scan_content(rule, data, offset, stop, name)
+    if rule.kind is not Kind.BYTES:
+        _scan_content(rule, data, offset, stop, name)
     return stop
 
 
@@ -189,6 +197,8 @@ def _scan_fixed64(data: bytes, offset: int, end: int, name: str) -> int:
 
 def _varint(data: bytes, offset: int, end: int, name: str) -> tuple[int, int]:
     """Read one minimal varint; returns its value and the offset after it."""
+    if offset < end and data[offset] < 0x80:
+        return data[offset], offset + 1
     value = 0
     for shift in range(0, 7 * _VARINT_BYTES_MAX, 7):
         if offset >= end:
