@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -119,12 +121,9 @@ def _last_error(log: Path) -> str:
 async def _stop(process: asyncio.subprocess.Process) -> None:
     if process.returncode is not None:
         return
-    if process.stdin is not None:
-        # No signal: sending one to a child that has just ended confuses asyncio's own waiting.
-        process.stdin.close()
-    else:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+    with contextlib.suppress(ProcessLookupError):
+        # Not by asyncio: it would reap a child that has just ended, behind its own watcher's back.
+        os.kill(process.pid, signal.SIGTERM)
     try:
         async with asyncio.timeout(STOP_S):
             await process.wait()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvpack.errors import EXIT_GOOD, EXIT_MALFORMED, EXIT_NOT_AUTHENTIC
+from kvpack.errors import EXIT_GOOD, EXIT_MALFORMED, EXIT_NOT_AUTHENTIC, KvpackError
 from kvpack.layout import CacheLayout, LayerKind
 from kvpack.wire import decode_layout
 from node.client import NodeClient
@@ -161,8 +161,12 @@ async def _two_nodes(
         ]
         try:
             source, target = await asyncio.gather(*starts)
+        except KvpackError:
+            for start in starts:
+                start.cancel()
+            raise
         finally:
-            # One failed or we were stopped: the other must be known to the stack before it closes.
+            # One failed or we were stopped: the other must have stopped before the stack closes.
             await asyncio.wait(starts)
         credentials = stage.credentials(CLIENT)
         giving = NodeClient(credentials, SOURCE, source.address)

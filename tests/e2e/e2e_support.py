@@ -42,6 +42,11 @@ def failed_cleanly(ran, exit_code: int | None = None) -> str:
     return lines[0]
 
 
+def bound(seconds: float) -> float:
+    """``seconds`` on a machine that has its cores for itself; more where it is shared."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def our_processes() -> set[int]:
     """Ids of living processes that run ``-m node`` and that this test process is behind."""
     found = set()

@@ -10,7 +10,15 @@ import sys
 import time
 
 import pytest
-from e2e_support import ROOT, command, environment, failed_cleanly, our_processes, wait_until_gone
+from e2e_support import (
+    ROOT,
+    bound,
+    command,
+    environment,
+    failed_cleanly,
+    our_processes,
+    wait_until_gone,
+)
 
 BAD_INPUT_S = 10.0
 
@@ -74,7 +82,7 @@ def test_texts_that_cannot_be_used_give_one_line_within_ten_seconds(tmp_path):
     for name, expected in _bad_texts(tmp_path).items():
         start = time.monotonic()
         ran = command("node", "demo", "--text", str(tmp_path / name), cwd=tmp_path)
-        assert time.monotonic() - start < BAD_INPUT_S
+        assert time.monotonic() - start < bound(BAD_INPUT_S)
         assert expected in failed_cleanly(ran, 2)
     assert not (tmp_path / "demo-out").exists()
 
@@ -99,7 +107,7 @@ def test_a_model_folder_without_tokenizer_gives_one_line_within_ten_seconds(tmp_
             (broken / path.name).write_bytes(path.read_bytes())
     start = time.monotonic()
     ran = command("node", "demo", "--model", str(broken), cwd=tmp_path)
-    assert time.monotonic() - start < BAD_INPUT_S
+    assert time.monotonic() - start < bound(BAD_INPUT_S)
     assert "tokenizer" in failed_cleanly(ran)
 
 
@@ -112,7 +120,7 @@ def test_a_port_in_use_gives_one_line_within_ten_seconds(tmp_path):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         start = time.monotonic()
         ran = command("node", "demo", "--target", address, cwd=tmp_path)
-        assert time.monotonic() - start < BAD_INPUT_S
+        assert time.monotonic() - start < bound(BAD_INPUT_S)
         assert address in failed_cleanly(ran)
 
 
@@ -126,15 +134,15 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path, number):
         stderr=subprocess.PIPE,
         text=True,
     )
-    end = time.monotonic() + 20
+    end = time.monotonic() + bound(20)
     while len(our_processes() - before) < 3 and time.monotonic() < end:
         time.sleep(0.05)
     children = our_processes() - before - {demo.pid}
     assert len(children) == 2
     time.sleep(1.0)
     demo.send_signal(number)
-    _, stderr = demo.communicate(timeout=20)
-    assert wait_until_gone(children, 10)
+    _, stderr = demo.communicate(timeout=bound(20))
+    assert wait_until_gone(children, bound(10))
     if number is not signal.SIGKILL:
         assert demo.returncode == 130
         assert stderr == "kvnode: error: interrupted\n"

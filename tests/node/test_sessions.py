@@ -147,6 +147,26 @@ def test_a_client_that_hangs_up_in_mid_prefill_leaves_a_session_that_goes_on(wor
     run(work())
 
 
+def test_a_prompt_is_computed_on_the_absolute_grid_however_it_was_given(world):
+    async def schedule(node, client, name, parts):
+        session = await client.open(name)
+        for part in parts:
+            session = await client.append(session, part)
+        generation = (await node.sessions.find(name)).generation
+        return [(run.call_tokens, run.calls) for run in generation.schedule.runs]
+
+    async def work():
+        async with world.node("source") as (node, client):
+            tokens = prompt(1300)
+            whole = await schedule(node, client, "whole", [tokens])
+            halves = await schedule(node, client, "halves", [tokens[:700], tokens[700:]])
+            # The boundary token is never part of a prefill call.
+            assert whole == [(512, 2), (275, 1)]
+            assert halves == [(512, 1), (187, 1), (325, 1), (275, 1)]
+
+    run(work())
+
+
 def test_lists_are_paged(world):
     async def work():
         async with world.node("source") as (node, client):
