@@ -64,11 +64,14 @@ def _rule(parameters: Fields) -> object:
 
 
 def require_rules(fields: Fields) -> None:
-    """Refuse scaling rules whose angles depend on more than the position.
+    """Refuse bases that are no numbers, and rules whose angles depend on more than the position.
 
     Raises:
-        ModelFolderError: Names the rule.
+        ModelFolderError: Names the field.
     """
+    for field in ("rope_theta", "rope_local_base_freq"):
+        if fields.get(field) is not None:
+            number(fields[field], field)
     stated = {
         "rope_scaling": fields.get("rope_scaling"),
         "rope_parameters": _parameters(fields, LayerKind.FULL),

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 from huggingface_hub import constants as hub_constants
+from huggingface_hub.errors import StrictDataclassError
 from mlx.utils import tree_map_with_path
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
@@ -47,11 +48,13 @@ _BROKEN_FOLDER: Final = (
     ValueError,
     TypeError,
     LookupError,
+    ArithmeticError,
     AttributeError,
     RuntimeError,
     AssertionError,
     ImportError,
     OSError,
+    StrictDataclassError,
 )
 
 
@@ -188,7 +191,11 @@ def _load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  mlx-lm is untyped
             # Left unsaid, a folder with code of its own would make transformers ask on the
             # terminal.
             return load(folder, {"trust_remote_code": False})
-    except _BROKEN_FOLDER as error:
+    except Exception as error:
+        # The tokenizers library raises Exception itself, and no subclass. Whatever else is not
+        # known to mean a broken folder is a fault of the code and stays one.
+        if type(error) is not Exception and not isinstance(error, _BROKEN_FOLDER):
+            raise
         raise ModelFolderError(f"{folder}: tokenizer: {_one_line(error)}") from error
 
 

@@ -49,13 +49,16 @@ def to_position(model: Model, position: int, call_tokens: int = 24) -> Generatio
     return generation
 
 
-def in_fresh_process(model_folder: Path, case: ModelCase, cuts: Path) -> None:
+def child_environment() -> dict[str, str]:
+    """What a fresh process needs to find the packages and these tests' own modules."""
     here = Path(__file__).parent
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(here.parents[1]), str(here)]))
-    command = [sys.executable, str(here / "replay_child.py"), str(model_folder)]
-    subprocess.run(
-        [*command, case.layout.value, str(cuts)], check=True, env=environment, timeout=240
-    )
+    return dict(os.environ, PYTHONPATH=os.pathsep.join([str(here.parents[1]), str(here)]))
+
+
+def in_fresh_process(model_folder: Path, case: ModelCase, cuts: Path) -> None:
+    child = Path(__file__).parent / "replay_child.py"
+    command = [sys.executable, str(child), str(model_folder), case.layout.value, str(cuts)]
+    subprocess.run(command, check=True, env=child_environment(), timeout=240)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
