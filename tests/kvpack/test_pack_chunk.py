@@ -193,6 +193,16 @@ def test_the_content_id_is_recomputed_and_a_false_one_is_found() -> None:
         check_content_id(CONTEXT, false, "c[1]")
 
 
+def test_a_false_encoded_digest_of_a_key_holder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = TileSpec(LayerKind.FULL, (1,), 0, 256)
+    tile = Tile(spec, bytes(spec.data_bytes(LAYOUT)))
+    monkeypatch.setattr("kvpack.chunk.seal.encoded_digest", lambda *_: bytes([7]) * 32)
+    false = seal_tile(CONTEXT, tile, Codec.ZSTD_SPLIT)
+    monkeypatch.undo()
+    with pytest.raises(AuthenticationError, match="encoded digest"):
+        open_chunk(CONTEXT, false.object)
+
+
 def test_token_ids_are_four_bytes_each_in_ranges() -> None:
     count = limits.TOKEN_IDS_PER_CHUNK + 5
     chunks = seal_token_ids(CONTEXT, range(count))

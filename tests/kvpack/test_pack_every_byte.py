@@ -47,6 +47,11 @@ _PLAIN = (1, 0x80, 0xFF)
 _THOROUGH = (1, 2, 4, 8, 16, 32, 64, 128, 255, ord("C") ^ ord("M"))
 
 
+def test_the_compressed_pack_has_a_compressed_chunk() -> None:
+    references = BundleReader(io.BytesIO(_pack("compressed")), KEYRING).manifest.references
+    assert {reference.codec for reference in references} == {Codec.RAW, Codec.ZSTD_SPLIT}
+
+
 @functools.cache
 def _pack(name: str) -> bytes:
     if name == "nothing":
