@@ -222,3 +222,11 @@ def first_difference(model: Model, theirs: Identity) -> str:
     with pytest.raises((IdentityMismatchError, LayoutMismatchError)) as caught:
         require_same_identity(model.identity("acme"), theirs)
     return caught.value.field
+
+
+def test_the_documentation_names_every_architecture_and_refusal() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
+    table = [line for line in page.splitlines() if line.startswith("| `")]
+    named = {name for line in table for name in line.split("|")[1].replace("`", "").split(", ")}
+    assert {name.strip() for name in named} - {"model_type"} == set(ARCHITECTURES)
+    assert str(engine.UnsupportedCacheError(0, "ChunkedKVCache")) in page
