@@ -23,7 +23,7 @@ from kvpack.store.pin import hold_cut, pinned_cut
 from kvpack.store.plan import Drop, GcPlan, GcPolicy, plan_gc
 from kvpack.store.reader import CutReader
 from kvpack.store.retention import cut_cadence_tokens, cut_positions
-from kvpack.store.sweep import GcResult, apply_gc
+from kvpack.store.sweep import GcResult, apply_gc, tidy_store
 from kvpack.store.writer import CutWriter, WriterTools
 
 __all__ = [
@@ -74,4 +74,5 @@ __all__ = [
     "pinned_cut",
     "plan_gc",
     "release_session",
+    "tidy_store",
 ]

@@ -35,14 +35,12 @@ class FileStatus:
         modified_s: Seconds since 1970.
         is_regular: A plain file.
         is_folder: A folder.
-        is_private: Nobody but the owner has any right to it.
     """
 
     file_bytes: int
     modified_s: float
     is_regular: bool
     is_folder: bool
-    is_private: bool
 
 
 class Disk(Protocol):
@@ -196,7 +194,6 @@ class PosixDisk:
             modified_s=found.st_mtime,
             is_regular=stat.S_ISREG(found.st_mode),
             is_folder=stat.S_ISDIR(found.st_mode),
-            is_private=not stat.S_IMODE(found.st_mode) & 0o077,
         )
 
     def names(self, folder: str) -> list[str]:

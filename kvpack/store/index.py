@@ -170,9 +170,14 @@ class _Search:
         """Cuts in this block whose tail is that of the prompt, deepest first."""
         rest_max = min(_BLOCK - 1, len(self._ids) - block * _BLOCK)
         link, first = self._links[block], block * _BLOCK
+        tails: dict[int, bytes] = {}
         found = []
         for entry in self._entries(link):
-            if entry.rest <= rest_max and entry.tail == self._tail(link, first, entry.rest):
+            if entry.rest > rest_max:
+                continue
+            if entry.rest not in tails:
+                tails[entry.rest] = self._tail(link, first, entry.rest)
+            if entry.tail == tails[entry.rest]:
                 found.append((first + entry.rest, entry.cut_id))
         return sorted(found, reverse=True)
 

@@ -191,11 +191,7 @@ def make_plan(inventory: Inventory, now: int, policy: GcPolicy, cache: CutCache)
     roots = Roots(open_chains, inventory.roots.holds, inventory.roots.cuts)
     cache.update({names.cut_name(cut.cut_id): cut for cut in roots.cuts.values()})
     drops = [*_dangling(roots), *_superseded(roots, policy.turns_kept)]
-    leftovers = tuple(
-        item
-        for item in inventory.irregular
-        if item.is_leftover and item.modified_s + policy.leftover_age_s < now
-    )
+    leftovers = tuple(item for item in inventory.irregular if is_old_leftover(item, now, policy))
     limit = _limit_bytes(inventory, policy, reserved_bytes(list(open_chains), now))
     limit -= sum(item.file_bytes for item in inventory.irregular if item not in leftovers)
     dropped = frozenset(drop.hold.name for drop in drops)
@@ -217,6 +213,11 @@ def make_plan(inventory: Inventory, now: int, policy: GcPolicy, cache: CutCache)
         policy=policy,
         cache=cache,
     )
+
+
+def is_old_leftover(item: Irregular, now: int, policy: GcPolicy) -> bool:
+    """Whether a private file belongs to nobody any more: no object takes that long to write."""
+    return item.is_leftover and item.modified_s + policy.leftover_age_s < now
 
 
 def has_ended(chain: Chain, now: int, policy: GcPolicy) -> bool:

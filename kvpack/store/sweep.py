@@ -11,6 +11,7 @@ cannot be closed for want of room is left for the next time.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from kvpack.store.errors import ConflictError, StoreBusyError, StoreFullError
 from kvpack.store.intent import finish
 from kvpack.store.interface import ObjectData, ObjectStore
 from kvpack.store.mark import CutCache, live_names, marks_of, read_roots, require_readable
-from kvpack.store.plan import DELETE_ORDER, GcPlan, GcPolicy
+from kvpack.store.plan import DELETE_ORDER, GcPlan, GcPolicy, is_old_leftover
 from kvpack.store.records import Record, State
 from kvpack.store.steps import Steps, delete, drive, list_names, put, stat
 
@@ -39,14 +40,16 @@ class GcResult:
     Attributes:
         deleted: Objects that went.
         spared: Planned objects that stayed, because somebody relies on them by now.
+        freed_bytes: Of what went, leftovers included.
         leftovers: Private files of crashed writers that went.
-        closed: Expired intents that were closed, finished or cleared away.
+        closed: Intents that were closed, finished or cleared away.
     """
 
-    deleted: int
-    spared: int
-    leftovers: int
-    closed: int
+    deleted: int = 0
+    spared: int = 0
+    freed_bytes: int = 0
+    leftovers: int = 0
+    closed: int = 0
 
 
 def apply_gc(
@@ -68,9 +71,35 @@ def apply_gc(
     """
     names.check_bytes("collector_id", collector_id, names.WRITER_BYTES)
     with store.collector():
+        # First what nobody else can know of: on a full disk this makes the room for the rest.
         removed = store.remove_leftovers([item.name for item in plan.leftovers])
         result = drive(store, sweep_steps(plan, now, collector_id), pause)
-    return GcResult(result.deleted, result.spared, removed, result.closed)
+    freed_bytes = result.freed_bytes + sum(item.file_bytes for item in plan.leftovers)
+    return dataclasses.replace(result, leftovers=removed, freed_bytes=freed_bytes)
+
+
+def tidy_store(
+    store: ObjectStore, now: int, pause: Callable[[], None], policy: GcPolicy | None = None
+) -> GcResult:
+    """The scan at a start: remove old leftovers, end stale sweeps, finish or close what expired.
+
+    No cut and no chunk goes. Where a collector is at work there is nothing left to do.
+
+    Raises:
+        PublishError: The volume refuses.
+        StoreError: A recent intent is damaged.
+    """
+    chosen = GcPolicy() if policy is None else policy
+    old = [item for item in store.irregular() if is_old_leftover(item, now, chosen)]
+    try:
+        with store.collector():
+            removed = store.remove_leftovers([item.name for item in old])
+            drive(store, end_sweeps(BATCH_NAMES), pause)
+            closed = drive(store, close_expired(chosen, now), pause)
+    except StoreBusyError:
+        return GcResult()
+    freed_bytes = sum(item.file_bytes for item in old)
+    return GcResult(freed_bytes=freed_bytes, leftovers=removed, closed=closed)
 
 
 def discard(
@@ -86,7 +115,7 @@ def discard(
     try:
         with store.collector():
             steps = sweep_once(list(doomed), frozenset(), collector_id, {}, BATCH_NAMES)
-            return drive(store, steps, pause)
+            return len(drive(store, steps, pause))
     except StoreBusyError:
         return 0
 
@@ -101,13 +130,13 @@ def sweep_steps(
     """Everything that is done while the collector's lock is held."""
     yield from end_sweeps(batch_names)
     closed = yield from close_expired(plan.policy, now, batch_names)
-    deleted = spared = 0
+    gone: list[str] = []
     dropped = plan.dropped_names
-    for condemned in _slices([item.name for item in plan.garbage], sweep_names):
-        gone = yield from sweep_once(condemned, dropped, collector_id, plan.cache, batch_names)
-        deleted += gone
-        spared += len(condemned) - gone
-    return GcResult(deleted, spared, 0, closed)
+    sizes = {item.name: item.object_bytes for item in plan.garbage}
+    for condemned in _slices(list(sizes), sweep_names):
+        gone += yield from sweep_once(condemned, dropped, collector_id, plan.cache, batch_names)
+    freed_bytes = sum(sizes[name] for name in gone)
+    return GcResult(len(gone), len(sizes) - len(gone), freed_bytes, 0, closed)
 
 
 def end_sweeps(batch_names: int) -> Steps[int]:
@@ -127,8 +156,8 @@ def sweep_once(
     collector_id: bytes,
     cache: CutCache,
     batch_names: int,
-) -> Steps[int]:
-    """Delete what is still garbage of ``condemned``; returns how many names that were."""
+) -> Steps[list[str]]:
+    """Delete what is still garbage of ``condemned``; returns those names."""
     # Step 4. Said before it is done: a writer that comes now waits for what is condemned.
     sweep = names.sweep_name(collector_id)
     try:
@@ -146,7 +175,7 @@ def sweep_once(
         of_kind = [name for name in doomed if names.kind_of(name) == kind]
         yield from delete(of_kind, batch_names)
     yield from delete([sweep], 1)
-    return len(doomed)
+    return doomed
 
 
 def close_expired(policy: GcPolicy, now: int, batch_names: int = BATCH_NAMES) -> Steps[int]:

@@ -171,9 +171,9 @@ class SimulatedDisk:
     def status(self, folder: str, name: str) -> FileStatus:
         found = self._folder(folder).names.get(self._name(name))
         if isinstance(found, Folder):
-            return FileStatus(0, 0.0, False, True, True)
+            return FileStatus(0, 0.0, False, True)
         file = self._file(folder, name)
-        return FileStatus(len(file.data), file.modified_s, True, False, True)
+        return FileStatus(len(file.data), file.modified_s, True, False)
 
     def names(self, folder: str) -> list[str]:
         return list(self._folder(folder).names)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
+import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -167,19 +168,22 @@ class Session:
         )
 
 
-_WRITERS = itertools.count(1)
-
-
 def tools(now: float = NOW, budget: Budget | None = None, **changes: object) -> WriterTools:
-    """A clock that stands still and ids that count."""
+    """A clock that stands still; no two writers of any process have one id."""
     made = WriterTools(
-        writer_id=next(_WRITERS).to_bytes(16, "big"),
+        writer_id=os.urandom(16),
         clock=lambda: now,
         pause=lambda: None,
         budget=Budget(1 << 40, 0) if budget is None else budget,
         pauses_max=2,
     )
     return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def memory_folder() -> Path:
+    """A folder that costs no disk: for tests that end processes, not machines."""
+    shared = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(dir=shared if shared.is_dir() else None))
 
 
 def new_store(path: Path) -> LocalStore:

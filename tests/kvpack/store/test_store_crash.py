@@ -10,6 +10,7 @@ from store_kit import HEADER, KEY, KEYRING, LINEAGE, NOW, Session, save, snapsho
 from kvpack.store import (
     CutReader,
     GcPolicy,
+    GcResult,
     Severity,
     apply_gc,
     check_store,
@@ -17,6 +18,7 @@ from kvpack.store import (
     find_deepest,
     list_cuts,
     plan_gc,
+    tidy_store,
 )
 from kvpack.store.local import LocalStore
 from kvpack.store.opening import checked, initialise
@@ -144,7 +146,8 @@ def test_leftovers_are_counted_at_once_and_removed_when_they_are_old(
     )  # fmt: skip
     with pytest.raises(Crash):
         save(opened(disk), Session(IDS), 300)
-    store = opened(disk.after_crash("kept"))
+    disk = disk.after_crash("kept")
+    store = opened(disk)
     left = [item for item in store.irregular() if item.is_leftover]
     assert left and all(item.file_bytes > 0 for item in left)
     young = plan_gc(store, NOW + 60, GcPolicy(leftover_age_s=3600))
@@ -152,8 +155,13 @@ def test_leftovers_are_counted_at_once_and_removed_when_they_are_old(
     old = plan_gc(store, NOW + 3601, GcPolicy(leftover_age_s=3600))
     assert len(old.leftovers) == len(left)
     assert old.freed_bytes >= sum(item.file_bytes for item in left)
-    apply_gc(store, old, NOW + 3601, b"c" * 16, lambda: None)
-    assert store.irregular() == ()
+    with store.collector():
+        assert tidy_store(store, NOW + 3601, lambda: None) == GcResult()  # somebody is at it
+    assert tidy_store(store, NOW + 60, lambda: None).leftovers == 0
+    done = tidy_store(store, NOW + 3601, lambda: None)
+    assert (done.leftovers, done.closed) == (len(left), 1)
+    assert done.freed_bytes == sum(item.file_bytes for item in left)
+    assert store.irregular() == () and disk.names("intents") == []
 
 
 def _calls_of_a_save(empty: SimulatedDisk) -> list[str]:
