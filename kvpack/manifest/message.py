@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from kvpack import codes
 from kvpack.chunk.reference import ChunkReference
 from kvpack.manifest.model import Component, ForeignRingHead, Manifest, ParentReference
@@ -45,7 +47,8 @@ def decode_message(data: bytes) -> Manifest:
         LimitError: A field is outside its cap.
     """
     message = parse(pb.Manifest(), rules.MANIFEST, data, "manifest")
-    return Manifest(
+    make = functools.partial(
+        Manifest,
         producer=codes.PRODUCERS.member(message.producer, "manifest.producer"),
         position=message.position,
         numerics=numerics_value(message.numerics),
@@ -58,6 +61,9 @@ def decode_message(data: bytes) -> Manifest:
         ),
         window_rule=codes.WINDOW_RULES.member(message.window_rule, "manifest.window_rule"),
     )
+    # The parsed tree is as large as the value: it goes before the value's own checks need memory.
+    del message
+    return make()
 
 
 def _component_message(component: Component) -> pb.Component:

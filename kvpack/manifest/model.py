@@ -135,10 +135,9 @@ def _check_unique(references: tuple[ChunkReference, ...]) -> None:
         FormatError: Names the second of the two.
     """
     slots: set[object] = set()
-    objects: set[tuple[int, bytes]] = set()
+    seal_ids: set[bytes] = set()
     for index, reference in enumerate(references):
-        name = (reference.epoch, reference.seal_id)
-        if reference.slot in slots or name in objects:
+        if reference.slot in slots or reference.seal_id in seal_ids:
             raise FormatError(f"manifest.references[{index}]", "each chunk once", "a second time")
         slots.add(reference.slot)
-        objects.add(name)
+        seal_ids.add(reference.seal_id)

@@ -80,10 +80,10 @@ def open_manifest(key: EpochKey, header: bytes, blob: bytes, *, in_store: bool =
     """
     check_blob(blob)
     _check_key(key, header)
-    stored, mac = blob[:-MAC_BYTES], blob[-MAC_BYTES:]
-    if not hmac.compare_digest(key.mac("manifest", header, stored), mac):
+    stored = memoryview(blob)[:-MAC_BYTES]
+    if not hmac.compare_digest(key.mac("manifest", header, stored), manifest_id(blob)):
         raise AuthenticationError("manifest")
-    manifest = decode_message(stored[PREFIX_BYTES:])
+    manifest = decode_message(bytes(stored[PREFIX_BYTES:]))
     check_manifest(decode_header(header), manifest, in_store=in_store)
     return manifest
 
