@@ -27,8 +27,8 @@ PREFIX_BYTES: Final = 8
 #: people write into the metadata.
 HEADER_BYTES_MAX: Final = 4 << 20
 
-#: Tensors and metadata entries, each: four times what 512 layers need.
-ENTRIES_MAX: Final = 65_536
+#: Tensors and metadata entries, each: three times what 512 layers need.
+ENTRIES_MAX: Final = 16_384
 
 #: Sizes of a tensor and of a file: far above any, far below what would wrap anywhere.
 _SIZE_MAX: Final = 1 << 48
