@@ -14,7 +14,7 @@ from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from kvpack.bundle import BundleIndex, BundleWriter, Footer, require_whole
+from kvpack.bundle import BundleIndex, BundleWriter, Footer
 from kvpack.bundle.writer import Sink
 from kvpack.chunk import (
     ChunkReference,
@@ -25,9 +25,11 @@ from kvpack.chunk import (
     seal_tile,
     tile_of,
 )
+from kvpack.errors import IncompleteError, LayoutMismatchError
 from kvpack.header import Header
 from kvpack.keys import Keyring
 from kvpack.manifest import manifest_id, seal_manifest
+from kvpack.store.delta import WholeCut, flatten, open_parent
 from kvpack.store.interface import ObjectStore
 from kvpack.store.names import HoldKind
 from kvpack.store.reader import CutReader, trim_tile
@@ -65,9 +67,10 @@ def import_bundle(
     kind: HoldKind = HoldKind.IMPORT,
     indexed_ids: Sequence[int] | None = None,
 ) -> bytes:
-    """Store every chunk of a whole bundle and publish its cut. Returns the cut's id.
+    """Store every chunk of a bundle and publish its cut. Returns the cut's id.
 
-    Every tag is checked before anything is stored; room for all of it is asked for first.
+    Every tag is checked before anything is stored; room for all of it is asked for first. A delta
+    becomes a whole cut, with the chunks of its parent's cut, which must be in the store.
 
     Args:
         store: Where to.
@@ -81,20 +84,40 @@ def import_bundle(
             for the rows, which no recomputation can. None: it serves its own session.
 
     Raises:
-        IncompleteError: The bundle is a delta: its parent is needed.
+        IncompleteError: The bundle is a delta, and its parent is not in the store, or the parent's
+            window begins after the one that is needed.
+        NotStoredError: Chunks of the parent came from a peer and were not recomputed yet.
         StoreFullError: No room. Nothing was written.
         AuthenticationError: A chunk was changed, or claims another content id than its own.
         KvpackError: What reading the bundle or publishing the cut raises.
     """
-    manifest = bundle.index.manifest
-    require_whole(manifest)
-    blob, header = bundle.index.manifest_blob, bundle.index.header
+    header, header_bytes = bundle.index.header, bundle.index.header_bytes
+    whole, blob = _whole_cut(store, keyring, bundle.index)
     peer_cut = manifest_id(blob) if trust is Trust.PEER else None
-    with CutWriter(store, keyring, bundle.index.header_bytes, tools, peer_cut) as writer:
-        writer.reserve(sum(reference.object_bytes for reference in manifest.references))
+    with CutWriter(store, keyring, header_bytes, tools, peer_cut) as writer:
+        own = [len(chunk.object) for chunk in whole.sealed]
+        received = [reference.object_bytes for reference in bundle.index.manifest.references]
+        writer.reserve(sum(own) + sum(received))
+        writer.rely(whole.kept)
+        writer.add(whole.sealed)
         deep = trust is Trust.RECOMPUTE
         writer.add(_checked(keyring, header, bundle.objects(), deep=deep))
         return writer.publish_sealed(blob, lineage, kind, indexed_ids)
+
+
+def _whole_cut(store: ObjectStore, keyring: Keyring, index: BundleIndex) -> tuple[WholeCut, bytes]:
+    """What the bundle holds as a whole cut, and its manifest as it is to be stored."""
+    manifest = index.manifest
+    if manifest.parent is None:
+        return WholeCut(manifest, (), ()), index.manifest_blob
+    parent = open_parent(store, keyring, manifest.parent, index.identity_digest)
+    whole = flatten(parent, keyring, manifest, manifest.parent.position)
+    key = keyring.get(index.header.tenant, index.header.epoch)
+    try:
+        blob = seal_manifest(key, index.header_bytes, whole.manifest, in_store=True)
+    except LayoutMismatchError as error:
+        raise IncompleteError(f"the parent does not hold what the delta needs: {error}") from error
+    return whole, blob
 
 
 def _checked(
