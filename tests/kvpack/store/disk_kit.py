@@ -68,7 +68,9 @@ class SimulatedDisk:
 
         Args:
             mode: ``lost``: only what was flushed. ``kept``: everything, as after kill -9.
-                ``names``: all names, but of each file only what was flushed.
+                ``names``: all names, but of each file only what was flushed. ``cuts_lag``: the
+                same, but of the folder of cuts only what was flushed. ``cuts_lead``: all names of
+                cuts, and of other folders only what was flushed.
         """
         files: dict[int, File] = {}
 
@@ -76,16 +78,17 @@ class SimulatedDisk:
             data = found.data if mode == "kept" else found.flushed
             return files.setdefault(id(found), File(data, data, found.modified_s))
 
-        def revive(folder: Folder) -> Folder:
-            chosen = folder.flushed if mode == "lost" else folder.names
+        def revive(folder: Folder, path: str) -> Folder:
+            lags = {"lost": True, "cuts_lag": path == "cuts", "cuts_lead": path != "cuts"}
+            chosen = folder.flushed if lags.get(mode) else folder.names
             names: dict[str, File | Folder] = {
-                name: revive(item) if isinstance(item, Folder) else revive_file(item)
+                name: revive(item, name) if isinstance(item, Folder) else revive_file(item)
                 for name, item in chosen.items()
             }
             return Folder(dict(names), dict(names))
 
         disk = SimulatedDisk(fold_case=self.fold_case)
-        disk.root, disk.now_s, disk.room_bytes = revive(self.root), self.now_s, self.room_bytes
+        disk.root, disk.now_s, disk.room_bytes = revive(self.root, ""), self.now_s, self.room_bytes
         return disk
 
     def copy(self) -> SimulatedDisk:

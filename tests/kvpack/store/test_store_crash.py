@@ -25,7 +25,7 @@ from kvpack.store.opening import checked, initialise
 
 IDS = token_ids(700)
 LATER = NOW + 100_000
-MODES = ("lost", "kept", "names")
+MODES = ("lost", "kept", "names", "cuts_lag", "cuts_lead")
 
 
 def opened(disk: SimulatedDisk) -> LocalStore:
