@@ -34,7 +34,8 @@ class PlaneCache:
     @property
     def offset(self) -> int:
         """Absolute position of the next token; never a row count."""
-        return self.plane.origins.next_position
+        origins = self.plane.origins
+        return origins.origin_logical + origins.length
 
     @property
     def keys(self) -> mx.array | None:

@@ -71,6 +71,11 @@ def host_dtype(encoding: Encoding) -> np.dtype[np.unsignedinteger[Any]]:
     return np.dtype("<u4" if encoding is Encoding.F32LE else "<u2")
 
 
+def host_words(array: mx.array) -> mx.array:
+    """``array`` as something that numpy can read: itself, or a bfloat16's words. Lazy."""
+    return array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+
+
 def host_view(buffer: mx.array, encoding: Encoding) -> HostArray:
     """A writable view of an evaluated buffer's memory, same shape, no copy.
 

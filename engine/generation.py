@@ -6,16 +6,18 @@ restore builds a new one and the owner swaps the reference.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
 import mlx.core as mx
 
+from engine.ahead import AheadCall, pays_here
 from engine.cache import PlaneCache
 from engine.checkpoint import Checkpoint, check_block
-from engine.dtypes import encoding_of, host_bytes
+from engine.dtypes import encoding_of, host_words
 from engine.errors import ContextLimitError, TornGenerationError
-from engine.logits import Logits
+from engine.logits import Logits, split_logits
 from engine.origins import PlaneLayout
 from engine.planes import Plane, PlaneShape
 from kvpack.errors import LimitError
@@ -40,7 +42,10 @@ class Network(Protocol):
         """Number of logits; token ids are below it."""
 
     def forward(self, token_ids: mx.array, caches: Sequence[PlaneCache]) -> mx.array:
-        """Logits ``[1, count, vocab_size]`` for ``token_ids`` ``[1, count]``; lazy."""
+        """Logits ``[1, count, vocab_size]`` for ``token_ids`` ``[1, count]``; lazy.
+
+        It must not look at the ids' values: a call may be built before its token is known.
+        """
 
 
 def empty_planes(network: Network) -> list[Plane]:
@@ -52,7 +57,10 @@ def empty_planes(network: Network) -> list[Plane]:
 class Generation:
     """The cache of one session and the position it stands at."""
 
-    __slots__ = ("_caches", "_checkpoint", "_network", "_position", "_schedule", "_torn")
+    __slots__ = (
+        "_ahead", "_caches", "_checkpoint", "_network", "_pays_ahead",
+        "_position", "_repeats", "_schedule", "_torn",
+    )  # fmt: skip
 
     def __init__(
         self, network: Network, planes: Sequence[Plane], schedule: CallSchedule | None = None
@@ -65,9 +73,13 @@ class Generation:
             for plane, layer in zip(planes, layers, strict=True)
         ]
         self._schedule = schedule or CallSchedule()
+        # Calls like the schedule's last one that it does not count yet: decoding adds nothing else.
+        self._repeats = 0
         self._position = self._schedule.position
         self._torn = False
         self._checkpoint: Checkpoint | None = None
+        self._ahead: AheadCall | None = None
+        self._pays_ahead = pays_here()
 
     @property
     def position(self) -> int:
@@ -77,6 +89,10 @@ class Generation:
     @property
     def schedule(self) -> CallSchedule:
         """The forward calls that computed the rows."""
+        if self._repeats:
+            *runs, last = self._schedule.runs
+            more = dataclasses.replace(last, calls=last.calls + self._repeats)
+            self._schedule, self._repeats = CallSchedule((*runs, more)), 0
         return self._schedule
 
     @property
@@ -104,7 +120,7 @@ class Generation:
             TornGenerationError: An earlier call stopped half way.
         """
         check_block(len(token_ids))
-        return self._host_logits(self._call(token_ids, keep_logits=True))
+        return self._call(token_ids, keep_logits=True)
 
     def checkpoint(self, token_count: int) -> Checkpoint:
         """Mark this state: up to ``token_count`` more tokens can be accepted in part or undone.
@@ -117,8 +133,10 @@ class Generation:
             TornGenerationError: An earlier call stopped half way.
         """
         self._require_settled()
+        # It holds the buffers, and a block's writes would copy what somebody else holds.
+        self._ahead = None
         planes = [cache.plane for cache in self._caches]
-        self._checkpoint = Checkpoint(planes, self._schedule, token_count, self._settle)
+        self._checkpoint = Checkpoint(planes, self.schedule, token_count, self._settle)
         return self._checkpoint
 
     def step(self, token_id: int) -> Logits:
@@ -129,7 +147,7 @@ class Generation:
             ContextLimitError: The context is full. Nothing changed.
             TornGenerationError: An earlier call stopped half way.
         """
-        return self._host_logits(self._call([token_id], keep_logits=True))[0]
+        return self._call([token_id], keep_logits=True)[0]
 
     def read_tile(self, spec: TileSpec) -> Tile:
         """Copy the rows of ``spec`` to the host; later calls do not change the copy.
@@ -163,10 +181,12 @@ class Generation:
             self.layout, Producer.ENGINE, self.position, tuple(token_ids), tiles
         )
 
-    def _call(self, token_ids: Sequence[int], *, keep_logits: bool) -> mx.array:
+    def _call(self, token_ids: Sequence[int], *, keep_logits: bool) -> tuple[Logits, ...]:
+        """One forward call; the logits after each of its tokens, or none."""
         self._require_whole()
         self._require_tokens(token_ids)
-        schedule = self._schedule.after_call(len(token_ids))
+        repeats = self._repeats_last(len(token_ids))
+        schedule = self._schedule if repeats else self.schedule.after_call(len(token_ids))
         caches: Sequence[PlaneCache] = self._caches
         if self._checkpoint is not None:
             self._checkpoint.require_room(len(token_ids))
@@ -174,29 +194,50 @@ class Generation:
         # Cleared only when every layer has its rows: whatever stops the call half way, an
         # interrupt included, leaves the mark behind.
         self._torn = True
-        logits = self._network.forward(mx.array([list(token_ids)]), caches)[0]
-        buffers = [array for cache in self._caches for array in cache.plane.arrays()]
-        # Without logits the output layer is never computed.
-        mx.eval([logits, *buffers] if keep_logits else buffers)
+        logits = self._built(token_ids, caches, keep_logits=keep_logits)
+        wanted = [array for cache in self._caches for array in cache.plane.arrays()]
+        # Without logits the output layer is never computed. With them, the words that the host
+        # copies are part of the call: asked for afterwards they would be a call of their own.
+        words = host_words(logits) if keep_logits else None
+        if words is not None:
+            wanted.append(words)
+        if keep_logits and self._decodes_on():
+            mx.async_eval(*wanted)  # type: ignore[no-untyped-call]
+            self._ahead = AheadCall(self._network.forward, self._caches)
+        mx.eval(wanted)
         self._position += len(token_ids)
-        self._schedule = schedule
+        self._schedule, self._repeats = schedule, self._repeats + 1 if repeats else 0
         if self._checkpoint is not None:
             self._checkpoint.note_call(len(token_ids))
         self._torn = any(cache.offset != self._position for cache in self._caches)
         self._require_whole()
-        return logits
+        return () if words is None else split_logits(words, encoding_of(logits.dtype))
 
-    def _host_logits(self, logits: mx.array) -> tuple[Logits, ...]:
-        encoding = encoding_of(logits.dtype)
-        data, count = host_bytes(logits, encoding), logits.shape[0]
-        size = len(data) // count
-        return tuple(
-            Logits(encoding, data[first : first + size]) for first in range(0, len(data), size)
-        )
+    def _built(
+        self, token_ids: Sequence[int], caches: Sequence[PlaneCache], *, keep_logits: bool
+    ) -> mx.array:
+        """The call's logits, not evaluated; its rows are in the planes."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and keep_logits and len(token_ids) == 1 and ahead.fits(caches):
+            return ahead.commit(token_ids[0], caches)
+        del ahead
+        return self._network.forward(mx.array([list(token_ids)]), caches)
+
+    def _decodes_on(self) -> bool:
+        """Whether another single-token call is likely: this one follows one, and there is room."""
+        if not self._pays_ahead or self._checkpoint is not None or not self._repeats_last(1):
+            return False
+        position = self._caches[0].offset
+        return position == self._position + 1 and position < self.layout.max_context_tokens
+
+    def _repeats_last(self, token_count: int) -> bool:
+        """Whether a call of ``token_count`` tokens is like the last one of the schedule."""
+        runs = self._schedule.runs
+        return bool(runs) and runs[-1].call_tokens == token_count == runs[-1].kept_tokens
 
     def _settle(self, position: int, schedule: CallSchedule) -> None:
         """The open checkpoint has brought the planes to ``position``."""
-        self._position, self._schedule = position, schedule
+        self._position, self._schedule, self._repeats = position, schedule, 0
         self._checkpoint = None
         self._torn = False
 

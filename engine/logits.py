@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
@@ -51,3 +52,17 @@ class Logits:
     def digest(self) -> bytes:
         """32 bytes: BLAKE3 of the encoding's name and the raw logits."""
         return blake3(self.encoding.value.encode() + b"\0" + self.data).digest()
+
+
+def split_logits(words: mx.array, encoding: Encoding) -> tuple[Logits, ...]:
+    """The logits after each token of a call, copied from ``words`` ``[1, count, vocab_size]``.
+
+    Args:
+        words: Evaluated, and of a type that numpy knows.
+        encoding: What the bytes are.
+    """
+    data = np.array(words, copy=False).tobytes()
+    size = len(data) // words.shape[1]
+    return tuple(
+        Logits(encoding, data[first : first + size]) for first in range(0, len(data), size)
+    )

@@ -110,8 +110,20 @@ class Origins:
             CacheDiscontinuity: ``position`` is not the next one. Nothing changed.
             ContextLimitError: A plane that does not wrap is full. Nothing changed.
         """
-        self.append_batch(position, 1)
-        return (self.origin_physical + self.length - 1) % self.capacity
+        # As append_batch of one row does it; this runs in every layer at every step.
+        length = self.length
+        if position != self.origin_logical + length:
+            raise CacheDiscontinuity(self.layer, self.next_position, position)
+        if length < self.capacity:
+            self.length = length + 1
+            return (self.origin_physical + length) % self.capacity
+        if not self.wraps:
+            raise ContextLimitError(self.capacity, length + 1)
+        # Full: the oldest row leaves, and its slot is the new one's.
+        slot = self.origin_physical
+        self.origin_logical += 1
+        self.origin_physical = (slot + 1) % self.capacity
+        return slot
 
     def append_batch(self, start: int, count: int) -> tuple[int, int]:
         """Reserve the slots of ``count`` rows from position ``start``.

@@ -81,10 +81,13 @@ class Plane:
         value: Buffer of the values, likewise.
     """
 
-    __slots__ = ("key", "origins", "shape", "value")
+    __slots__ = ("_dtype", "_row_axis", "key", "origins", "shape", "value")
 
     def __init__(self, shape: PlaneShape) -> None:
         self.shape = shape
+        # Asked for at every step of every layer.
+        self._dtype = mlx_dtype(shape.encoding)
+        self._row_axis = shape.row_axis
         self.origins = Origins(shape.layer, shape.capacity, wraps=shape.wraps)
         self.key: mx.array | None = None
         self.value: mx.array | None = None
@@ -180,11 +183,15 @@ class Plane:
     def span(self) -> tuple[mx.array, mx.array]:
         """All live rows in physical order, ``[1, kv_heads, length, dim]``, without a copy.
 
-        A slot that was never written is not in it: while a ring fills, its live slots are the
-        first ones.
+        For use within the call: the plane's next write may show through what is returned. A slot
+        that was never written is not in it: while a ring fills, its live slots are the first ones.
         """
         key, value = self._buffers()
-        return self._view(key, 0, self.length), self._view(value, 0, self.length)
+        length = self.origins.length
+        if key.shape[self._row_axis] == length and self._row_axis == 2:
+            # All of a buffer is the buffer: two operations less for a full ring at every step.
+            return key, value
+        return self._view(key, 0, length), self._view(value, 0, length)
 
     def ordered(self, first: int, count: int) -> tuple[mx.array, mx.array]:
         """Live rows ``[first, first + count)`` in logical order, ``[1, kv_heads, count, dim]``.
@@ -224,39 +231,42 @@ class Plane:
         return self.key, self.value
 
     def _require_rows(self, key: mx.array, value: mx.array, count: int) -> None:
-        dtype = mlx_dtype(self.shape.encoding)
-        for rows, dim in ((key, self.shape.key_dim), (value, self.shape.value_dim)):
-            if rows.shape != (1, self.shape.kv_heads, count, dim) or rows.dtype != dtype:
+        shape = self.shape
+        for rows, dim in ((key, shape.key_dim), (value, shape.value_dim)):
+            if rows.shape != (1, shape.kv_heads, count, dim) or rows.dtype != self._dtype:
                 raise ValueError(
-                    f"layers[{self.shape.layer}]: rows {rows.shape} {rows.dtype}, expected "
-                    f"(1, {self.shape.kv_heads}, {count}, {dim}) {dtype}"
+                    f"layers[{shape.layer}]: rows {rows.shape} {rows.dtype}, expected "
+                    f"(1, {shape.kv_heads}, {count}, {dim}) {self._dtype}"
                 )
 
     def _grow(self) -> None:
-        """Give the buffers the memory that ``length`` implies. A plane that wrapped has it all."""
-        rows = physical_rows(self.length, self.capacity)
-        self.key = self._grown(self.key, rows, self.shape.key_dim)
-        self.value = self._grown(self.value, rows, self.shape.value_dim)
+        """Give the buffers the memory that ``length`` implies. A plane that wrapped has it all.
 
-    def _grown(self, buffer: mx.array | None, rows: int, dim: int) -> mx.array:
-        present = 0 if buffer is None else buffer.shape[self.shape.row_axis]
-        if buffer is not None and present >= rows:
-            return buffer
-        dtype = mlx_dtype(self.shape.encoding)
-        fresh = mx.zeros(self.shape.buffer_shape(rows - present, dim), dtype)
+        Memory that holds the rows is the memory they imply: rungs imply themselves.
+        """
+        present = 0 if self.key is None else self.key.shape[self._row_axis]
+        if present >= self.origins.length and self.key is not None:
+            return
+        more = physical_rows(self.length, self.capacity) - present
+        self.key = self._grown(self.key, more, self.shape.key_dim)
+        self.value = self._grown(self.value, more, self.shape.value_dim)
+
+    def _grown(self, buffer: mx.array | None, more_rows: int, dim: int) -> mx.array:
+        fresh = mx.zeros(self.shape.buffer_shape(more_rows, dim), self._dtype)
         if buffer is None:
             return fresh
-        return mx.concatenate([buffer, fresh], axis=self.shape.row_axis)
+        return mx.concatenate([buffer, fresh], axis=self._row_axis)
 
     def _write(self, slot: int, key: mx.array, value: mx.array) -> None:
-        buffers, count = self._buffers(), key.shape[2]
-        for buffer, rows in zip(buffers, (key, value), strict=True):
-            if self.layout is PlaneLayout.HEAD_MAJOR:
-                buffer[:, :, slot : slot + count] = rows
-            else:
-                buffer[:, slot : slot + count] = rows.transpose(0, 2, 1, 3)
+        keys, values = self._buffers()
+        slots = slice(slot, slot + key.shape[2])
+        if self._row_axis == 2:
+            keys[:, :, slots], values[:, :, slots] = key, value
+        else:
+            keys[:, slots] = key.transpose(0, 2, 1, 3)
+            values[:, slots] = value.transpose(0, 2, 1, 3)
 
     def _view(self, buffer: mx.array, slot: int, count: int) -> mx.array:
-        if self.layout is PlaneLayout.HEAD_MAJOR:
+        if self._row_axis == 2:
             return buffer[:, :, slot : slot + count]
         return buffer[:, slot : slot + count].transpose(0, 2, 1, 3)
