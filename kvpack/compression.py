@@ -1,8 +1,9 @@
 """When chunks are compressed: a function of how fast the medium is, and of what the user said.
 
-The codec costs both ends time and saves 15 to 18 % of K/V bytes. Measured on one core a side, the
-whole path (codec, cipher, framing, gRPC) gains all of that up to 7 Gb/s, nothing at about 9, and
-only loses above (ADR 7). So it is off unless somebody knows that the medium is slower than that.
+The codec costs both ends time and saves 13 to 18 % of K/V bytes. A prototype without content ids
+gained all of that up to 7 Gb/s. A chunk of this format is hashed twice more, and on a busy core the
+whole path breaks even at 4.2 Gb/s (ADR 7). So it is off unless somebody knows that the medium is
+slower than that.
 
 Asked once per transfer or per store, never per chunk: a chunk decides for itself only whether it
 saved enough to be kept (:data:`kvpack.chunk.codec.SAVED_PER_MILLE_MIN`).
@@ -16,9 +17,9 @@ from typing import Final
 from kvpack import limits
 from kvpack.codes import Codec
 
-#: Up to this rate compressing shortens the whole path. The break-even lies at about 9 Gb/s; below
-#: it is left what another machine's slower cores may need.
-PAYS_UP_TO_BITS_PER_S: Final = 7_000_000_000
+#: Up to this rate the whole path is never slower than without: the lowest break-even that was
+#: measured, on two overloaded cores, lies just above it.
+PAYS_UP_TO_BITS_PER_S: Final = 4_000_000_000
 
 #: Rates above are mistakes of a unit: no link and no disk has a petabit per second.
 _BITS_PER_S_MAX: Final = 10**15

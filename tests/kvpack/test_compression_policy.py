@@ -18,9 +18,10 @@ GIGABIT = 10**9
     [
         (1, Codec.ZSTD_SPLIT),
         (GIGABIT, Codec.ZSTD_SPLIT),
-        (5 * GIGABIT, Codec.ZSTD_SPLIT),
+        (int(2.5 * GIGABIT), Codec.ZSTD_SPLIT),
         (PAYS_UP_TO_BITS_PER_S, Codec.ZSTD_SPLIT),
         (PAYS_UP_TO_BITS_PER_S + 1, Codec.RAW),
+        (5 * GIGABIT, Codec.RAW),
         (10 * GIGABIT, Codec.RAW),
         (100 * GIGABIT, Codec.RAW),
         (None, Codec.RAW),
