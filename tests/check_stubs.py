@@ -35,7 +35,9 @@ def generate(out: Path) -> None:
             *names,
         ]  # fmt: skip
         environment_path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-        subprocess.run(command, check=True, cwd=ROOT, env={"PATH": environment_path})
+        subprocess.run(
+            command, check=True, cwd=ROOT, env={"PATH": environment_path}, capture_output=True
+        )
 
 
 def main() -> int:
@@ -55,8 +57,7 @@ def main() -> int:
         stale = sorted(
             str(name)
             for name in fresh
-            if not (ROOT / name).exists()
-            or not filecmp.cmp(out / name, ROOT / name, shallow=False)
+            if not (ROOT / name).exists() or not filecmp.cmp(out / name, ROOT / name, shallow=False)
         )
         for name in stale:
             sys.stderr.write(f"{name}: differs from its .proto; run make proto\n")
