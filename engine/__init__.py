@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         TornGenerationError,
         UnsupportedCacheError,
     )
+    from engine.folder import find_folder
     from engine.generation import Generation
     from engine.install import Installer, MissingRows
     from engine.logits import Logits
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from engine.tiny import ARCHITECTURES, tiny_model_files
 
 __all__ = [
+    "find_folder",
     "load_model",
     "Model",
     "Generation",
@@ -77,6 +79,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "find_folder": "folder",
     "load_model": "mlxlm",
     "Model": "model",
     "Generation": "generation",

@@ -19,6 +19,7 @@ from blake3 import blake3
 from engine import backend
 from engine.dtypes import dtype_name
 from engine.errors import ModelFolderError
+from engine.folder import TOKENIZER_FILES
 from engine.mapping import canonical_json, f64_bits
 from engine.origins import PlaneLayout
 from kvpack.identity import DIGEST_BYTES, Identity, NumericsFingerprint
@@ -32,17 +33,6 @@ ENGINE_ABI: Final = "kvpack-engine/1 keys-after-rope window=p-w+1..p"
 
 #: Stands for "no adapter" and "no chat template".
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
-
-#: Files that define a tokenizer, apart from its configuration.
-TOKENIZER_FILES: Final = (
-    "added_tokens.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-)
 
 #: Tokenizer configuration that has its own place in the identity.
 _TEMPLATE_KEYS: Final = frozenset({"chat_template"})

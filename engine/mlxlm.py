@@ -26,13 +26,12 @@ from engine.config_checks import Fields
 from engine.dtypes import dtype_name, encoding_named, mlx_dtype, require_little_endian
 from engine.errors import ModelFolderError, UnsupportedCacheError
 from engine.fingerprint import (
-    TOKENIZER_FILES,
     identity_of,
     numerics_of,
     quantisation_text,
     read_json_object,
 )
-from engine.hub_cache import find_model
+from engine.folder import find_folder, require_files
 from engine.mapping import LayerCacheKind, ProbedNetwork, probe_network
 from engine.model import LoadedParts, Model
 from engine.origins import PlaneLayout
@@ -78,8 +77,8 @@ def load_model(
     """
     backend.require_repeatable()
     require_little_endian()
-    found = find_model(Path(folder), Path(hub_constants.HF_HUB_CACHE))
-    weight_files = _require_files(found.folder)
+    found = find_folder(Path(folder))
+    weight_files = require_files(found.folder)
     config = read_json_object(found.folder / "config.json")
     architecture = _architecture(found.folder, config)
     fields = config_checks.text_fields(config)
@@ -105,18 +104,6 @@ def load_model(
             numerics=numerics_of(layout, planes),
         )
     )
-
-
-def _require_files(folder: Path) -> list[Path]:
-    """The weight files, once everything that a model folder needs is there."""
-    if not (folder / "config.json").is_file():
-        raise ModelFolderError(f"{folder}: config.json is missing")
-    weight_files = sorted(folder.glob("model*.safetensors"))
-    if not weight_files:
-        raise ModelFolderError(f"{folder}: weights (model*.safetensors) are missing")
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelFolderError(f"{folder}: a tokenizer (tokenizer.json) is missing")
-    return weight_files
 
 
 def _architecture(folder: Path, config: Fields) -> Architecture:
