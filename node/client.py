@@ -58,6 +58,12 @@ class NodeClient:
         reply = await self._call(self._stub.Tokenize, pb.TokenizeRequest(text=text), LOOK_S)
         return list(reply.token_ids)
 
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """Text of ``token_ids``."""
+        request = pb.DetokenizeRequest(token_ids=token_ids)
+        reply: pb.DetokenizeReply = await self._call(self._stub.Detokenize, request, LOOK_S)
+        return reply.text
+
     async def open(self, session_id: str) -> pb.SessionReply:
         """Claim a new session there."""
         reply: pb.SessionReply = await self._call(

@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc.aio
 
 import kvpack
-from kvpack.errors import KvpackError
+from kvpack.errors import KvpackError, LimitError
 from kvpack.wire import encode_layout
 from node.config import Address
 from node.migration.moves import Moves
@@ -95,6 +95,16 @@ class SessionService(session_pb2_grpc.SessionServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeReply:
         engine = self._sessions.engine
         return pb.TokenizeReply(token_ids=await engine.call(engine.model.encode, request.text))
+
+    @_answering
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: _Context
+    ) -> pb.DetokenizeReply:
+        engine = self._sessions.engine
+        ids = list(request.token_ids)
+        if ids and max(ids) >= engine.model.vocab_size:
+            raise LimitError("token_ids", f"ids below {engine.model.vocab_size}", "an id outside")
+        return pb.DetokenizeReply(text=await engine.call(engine.model.decode, ids))
 
     @_answering
     async def List(self, request: pb.ListRequest, context: _Context) -> pb.ListReply:

@@ -46,6 +46,11 @@ class SessionStub:
                 request_serializer=node_dot_pb_dot_v1_dot_session__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=node_dot_pb_dot_v1_dot_session__pb2.TokenizeReply.FromString,
                 _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/node.v1.Session/Detokenize',
+                request_serializer=node_dot_pb_dot_v1_dot_session__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=node_dot_pb_dot_v1_dot_session__pb2.DetokenizeReply.FromString,
+                _registered_method=True)
         self.List = channel.unary_unary(
                 '/node.v1.Session/List',
                 request_serializer=node_dot_pb_dot_v1_dot_session__pb2.ListRequest.SerializeToString,
@@ -101,6 +106,13 @@ class SessionServicer:
 
     def Tokenize(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of tokens. A character that they begin or end within shows as U+FFFD.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -171,6 +183,11 @@ def add_SessionServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=node_dot_pb_dot_v1_dot_session__pb2.TokenizeRequest.FromString,
                     response_serializer=node_dot_pb_dot_v1_dot_session__pb2.TokenizeReply.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=node_dot_pb_dot_v1_dot_session__pb2.DetokenizeRequest.FromString,
+                    response_serializer=node_dot_pb_dot_v1_dot_session__pb2.DetokenizeReply.SerializeToString,
             ),
             'List': grpc.unary_unary_rpc_method_handler(
                     servicer.List,
@@ -269,6 +286,33 @@ class Session:
             '/node.v1.Session/Tokenize',
             node_dot_pb_dot_v1_dot_session__pb2.TokenizeRequest.SerializeToString,
             node_dot_pb_dot_v1_dot_session__pb2.TokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/node.v1.Session/Detokenize',
+            node_dot_pb_dot_v1_dot_session__pb2.DetokenizeRequest.SerializeToString,
+            node_dot_pb_dot_v1_dot_session__pb2.DetokenizeReply.FromString,
             options,
             channel_credentials,
             insecure,

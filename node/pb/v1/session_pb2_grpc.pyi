@@ -37,6 +37,8 @@ class SessionStub:
     def __new__(cls, channel: _aio.Channel) -> SessionAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_session_pb2.DescribeRequest, _session_pb2.DescribeReply]
     Tokenize: _grpc.UnaryUnaryMultiCallable[_session_pb2.TokenizeRequest, _session_pb2.TokenizeReply]
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_session_pb2.DetokenizeRequest, _session_pb2.DetokenizeReply]
+    """The text of tokens. A character that they begin or end within shows as U+FFFD."""
     List: _grpc.UnaryUnaryMultiCallable[_session_pb2.ListRequest, _session_pb2.ListReply]
     Open: _grpc.UnaryUnaryMultiCallable[_session_pb2.OpenRequest, _session_pb2.SessionReply]
     """Claims a new session for this node."""
@@ -61,6 +63,8 @@ class SessionAsyncStub(SessionStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_session_pb2.DescribeRequest, _session_pb2.DescribeReply]  # type: ignore[assignment]
     Tokenize: _aio.UnaryUnaryMultiCallable[_session_pb2.TokenizeRequest, _session_pb2.TokenizeReply]  # type: ignore[assignment]
+    Detokenize: _aio.UnaryUnaryMultiCallable[_session_pb2.DetokenizeRequest, _session_pb2.DetokenizeReply]  # type: ignore[assignment]
+    """The text of tokens. A character that they begin or end within shows as U+FFFD."""
     List: _aio.UnaryUnaryMultiCallable[_session_pb2.ListRequest, _session_pb2.ListReply]  # type: ignore[assignment]
     Open: _aio.UnaryUnaryMultiCallable[_session_pb2.OpenRequest, _session_pb2.SessionReply]  # type: ignore[assignment]
     """Claims a new session for this node."""
@@ -94,6 +98,14 @@ class SessionServicer(metaclass=_abc_1.ABCMeta):
         request: _session_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.TokenizeReply, _abc.Awaitable[_session_pb2.TokenizeReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _session_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.DetokenizeReply, _abc.Awaitable[_session_pb2.DetokenizeReply]]:
+        """The text of tokens. A character that they begin or end within shows as U+FFFD."""
 
     @_abc_1.abstractmethod
     def List(
