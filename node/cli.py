@@ -45,14 +45,14 @@ def main() -> None:
 
 @main.command()
 @click.option("--grpc", "address", required=True, metavar="HOST:PORT", help="Where to listen.")
-@click.option("--model", required=True, type=_FOLDER, help="Model folder.")
+@click.option("--model", type=_FOLDER, help="Model folder; default: the trained one that ships.")
 @click.option("--data-dir", required=True, type=_FOLDER, help="This node's own files.")
 @click.option("--credentials", required=True, type=_FOLDER, help="Folder made by enroll.")
 @click.option("--directory", required=True, metavar="sqlite:PATH", help="Who owns what.")
 @click.option("--stop-on-stdin-end", is_flag=True, hidden=True)
 def serve(
     address: str,
-    model: Path,
+    model: Path | None,
     data_dir: Path,
     credentials: Path,
     directory: str,
@@ -62,12 +62,17 @@ def serve(
 
     \b
     Example:
-      kvnode serve --grpc 127.0.0.1:7411 --model M --data-dir D --credentials C \\
+      kvnode serve --grpc 127.0.0.1:7411 --data-dir D --credentials C \\
           --directory sqlite:directory.sqlite
     """
+    from node.shipped import require_model
+
+    where = Address.parse(address)
+    # Before the daemon, whose imports take a second.
+    folder = require_model(model)
     from node.daemon import serve as run
 
-    config = ServeConfig(Address.parse(address), model, data_dir, credentials, directory)
+    config = ServeConfig(where, folder, data_dir, credentials, directory)
     run(config, stop_on_stdin_end=stop_on_stdin_end)
 
 
@@ -136,7 +141,8 @@ def pin(credentials: Path, nodes: tuple[Path, ...], clients: tuple[Path, ...]) -
 @main.command()
 @click.option("--text", type=_FILE, help="Text to prefill; default: the project's own.")
 @click.option("--tokens", default=2048, show_default=True, help="Tokens of it to use.")
-@click.option("--window", default=64, show_default=True, help="Window of the tiny model.")
+@click.option("--tiny", is_flag=True, help="Use a tiny random model, not the trained one.")
+@click.option("--window", type=int, help="Window of the tiny model (64); implies --tiny.")
 @click.option("--out", type=_FOLDER, default=Path("demo-out"), show_default=True)
 @click.option("--model", "model_dir", type=_FOLDER, help="Use this model folder instead.")
 @click.option("--source", default="127.0.0.1:0", show_default=True, metavar="HOST:PORT")
@@ -146,7 +152,8 @@ def pin(credentials: Path, nodes: tuple[Path, ...], clients: tuple[Path, ...]) -
 def demo(
     text: Path | None,
     tokens: int,
-    window: int,
+    tiny: bool,
+    window: int | None,
     out: Path,
     model_dir: Path | None,
     source: str,
@@ -163,7 +170,7 @@ def demo(
     from node.demo.main import DemoOptions
     from node.demo.main import demo as run
 
-    options = DemoOptions(text, tokens, window, out, model_dir, source, target, keep, as_json)
+    options = DemoOptions(text, tokens, window, out, model_dir, tiny, source, target, keep, as_json)
     raise SystemExit(run(options))
 
 

@@ -43,13 +43,19 @@ async def _serve(config: ServeConfig, stop_on_stdin_end: bool) -> None:
     async with running(config) as node:
         sys.stdout.write(_announcement(node))
         sys.stdout.flush()
-        log.info("node %s serves on %s", node.name, node.address)
+        model = node.sessions.engine.model.name
+        log.info("node %s serves %s on %s", node.name, model, node.address)
         await stop.wait()
         log.info("stopping")
 
 
 def _announcement(node: Node) -> str:
-    line = {"node": node.name, "address": str(node.address), "pid": os.getpid()}
+    line = {
+        "node": node.name,
+        "address": str(node.address),
+        "pid": os.getpid(),
+        "model": node.sessions.engine.model.name,
+    }
     return json.dumps(line) + "\n"
 
 

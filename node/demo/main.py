@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import signal
 import sys
@@ -16,23 +17,72 @@ from kvpack.errors import EXIT_FAILURE, EXIT_GOOD
 from node.config import Address
 from node.demo.report import as_json, show
 from node.demo.run import DemoResult, check_tokens, failures, run_demo
-from node.demo.stage import set_stage
+from node.demo.stage import TINY_WINDOW_TOKENS, set_stage
 from node.demo.text import read_text, require_window
+from node.errors import UsageError
+from node.shipped import TRAINED, TRAINED_WINDOW_TOKENS, require_model, trained_model
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the command was given."""
+    """What the command was given. ``window_tokens`` is one of the tiny model's.
+
+    Raises:
+        UsageError: Both a model folder and the tiny model were asked for.
+    """
 
     text: Path | None
     tokens: int
-    window_tokens: int
+    window_tokens: int | None
     out: Path
     model: Path | None
+    tiny: bool
     source: str
     target: str
     keep: bool
     as_json: bool
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.wants_tiny:
+            raise UsageError("--model: not together with --tiny or --window")
+
+    @property
+    def wants_tiny(self) -> bool:
+        """Whether the tiny random model was asked for; a window is asked of no other."""
+        return self.tiny or self.window_tokens is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModel:
+    """What the demo runs on.
+
+    Attributes:
+        folder: None for a tiny model, to be made.
+        window_tokens: None where only the loaded model can say.
+        note: What the user should know of the choice; mostly nothing.
+    """
+
+    folder: Path | None
+    window_tokens: int | None
+    note: str = ""
+
+
+def choose_model(options: DemoOptions, trained: Path | None) -> ChosenModel:
+    """The model asked for; else the trained one; else, where that is not there, a tiny one.
+
+    Raises:
+        ModelFolderError: A file is missing in the folder.
+    """
+    if options.model is not None:
+        return ChosenModel(require_model(options.model), None)
+    asked = options.window_tokens
+    tiny = ChosenModel(None, TINY_WINDOW_TOKENS if asked is None else asked)
+    if options.wants_tiny:
+        return tiny
+    if trained is None:
+        note = f"the trained model {TRAINED} is not installed; using a tiny random one"
+        return dataclasses.replace(tiny, note=note)
+    return ChosenModel(require_model(trained), TRAINED_WINDOW_TOKENS)
 
 
 def demo(options: DemoOptions) -> int:
@@ -43,13 +93,16 @@ def demo(options: DemoOptions) -> int:
         KeyboardInterrupt: It was stopped; nothing of it is left running.
     """
     addresses = [str(Address.parse(one)) for one in (options.source, options.target)]
+    chosen = choose_model(options, trained_model())
     text = read_text(options.text)
-    if options.model is None:
-        check_tokens(options.tokens, options.window_tokens)
+    if chosen.window_tokens is not None:
+        check_tokens(options.tokens, chosen.window_tokens)
         # A token stands for at least one byte: a text of fewer bytes cannot be long enough.
         length = len(text.text.encode())
-        require_window(text, length, options.window_tokens, "bytes")
-    stage = set_stage(options.out, options.model, options.window_tokens)
+        require_window(text, length, chosen.window_tokens, "bytes")
+    if chosen.note:
+        sys.stderr.write(f"kvnode: note: {chosen.note}\n")
+    stage = set_stage(options.out, chosen.folder, chosen.window_tokens)
     try:
         with _bar(options) as bar:
             task = bar.add_task("starting", total=1.0)

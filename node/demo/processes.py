@@ -17,7 +17,7 @@ import node as node_package
 from node.config import Address, child_environment
 from node.errors import NodeError, UsageError
 
-#: Loading a tiny model takes about two seconds on a slow machine.
+#: Loading a small model takes about two seconds; the rest is for a machine that is busy.
 START_S: Final = 30.0
 STOP_S: Final = 10.0
 COMMAND_S: Final = 60.0

@@ -6,10 +6,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kvpack.errors import EXIT_GOOD
 from kvpack.layout import LayerKind
 from node.demo.run import DemoResult, failures
+from node.demo.seam import for_terminal
 
 
 def as_json(result: DemoResult) -> dict[str, Any]:
@@ -55,6 +57,8 @@ def as_json(result: DemoResult) -> dict[str, Any]:
         "state": move.state_verdict,
         "continuation": move.continuation_verdict,
         "replay": {"steps": result.steps, "bitwise_equal_steps": result.equal_steps},
+        "text_before": result.seam.before,
+        "text_after": result.seam.after,
         "pack": {
             "path": str(result.pack),
             "key": str(result.key),
@@ -88,6 +92,8 @@ def show(result: DemoResult, console: Console) -> None:
         ("end of prefill to first token", f"{1000 * move.exposed_handover_s:.1f} ms"),
         ("state, continuation", f"{move.state_verdict}, {move.continuation_verdict}"),
         ("bitwise-equal steps", f"{result.equal_steps} of {result.steps}"),
+        ("text before the move", f"...{for_terminal(result.seam.before)}"),
+        ("after it, on the target", f"{for_terminal(result.seam.after)}..."),
         ("pack", f"{result.pack} ({result.pack.stat().st_size:,} B)"),
         ("kvpack verify", _verdict(result)),
         ("one byte flipped", _tamper(result)),
@@ -95,7 +101,8 @@ def show(result: DemoResult, console: Console) -> None:
     )
     failed = failures(result)
     for name, value in rows:
-        table.add_row(name, value)
+        # Not as markup: a text, a path or a model's name may hold brackets.
+        table.add_row(name, Text(value))
     console.print(table)
     for line in failed:
         console.print(f"did not hold: {line}", markup=False)

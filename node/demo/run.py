@@ -17,6 +17,7 @@ from kvpack.layout import CacheLayout, LayerKind
 from kvpack.wire import decode_layout
 from node.client import NodeClient
 from node.demo.processes import ChildError, ServeProcess, run_command, serving
+from node.demo.seam import Seam, read_seam
 from node.demo.stage import CLIENT, SOURCE, TARGET, Stage
 from node.demo.text import DemoText, require_window
 from node.errors import UsageError
@@ -55,6 +56,7 @@ class DemoResult:
         move: What the source measured.
         steps: Logits compared.
         equal_steps: Logits that were equal as bytes.
+        seam: The text on both sides of the move.
         pack: The saved pack.
         key: Its key file.
         verified: The verdict on the pack.
@@ -73,6 +75,7 @@ class DemoResult:
     move: pb.MigrateResult
     steps: int
     equal_steps: int
+    seam: Seam
     pack: Path
     key: Path
     verified: Verified
@@ -118,11 +121,13 @@ async def run_demo(
         layout = decode_layout(described.layout)
         # A model without a window has no ring that the text would have to go round.
         if layout.layers_of(LayerKind.SWA):
+            check_tokens(tokens, described.window_tokens)
             require_window(text, len(token_ids), described.window_tokens, "tokens")
         prompt = token_ids[:tokens]
         move = await _hand_over(giving, target, prompt, progress)
         progress("comparing with a twin that never moved", 0.0)
-        steps, equal = await _compare(giving, taking, prompt, move, progress)
+        compared = await _compare(giving, taking, prompt, move, progress)
+        seam = await read_seam(taking, prompt, compared.token_ids)
         progress("saving and verifying", 0.0)
         saved = await taking.save(await taking.get(MOVED))
         shutil.copyfile(saved.path, stage.pack)
@@ -139,8 +144,9 @@ async def run_demo(
         source=source,
         target=target,
         move=move,
-        steps=steps,
-        equal_steps=equal,
+        steps=compared.steps,
+        equal_steps=compared.equal_steps,
+        seam=seam,
         pack=stage.pack,
         key=stage.key,
         verified=verified,
@@ -201,13 +207,22 @@ async def _hand_over(
     raise ChildError("the source ended a hand-over without a result")
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class _Compared:
+    """Steps asked for, steps that were equal, and the tokens that the target chose."""
+
+    steps: int
+    equal_steps: int
+    token_ids: list[int]
+
+
 async def _compare(
     giving: NodeClient,
     taking: NodeClient,
     prompt: list[int],
     move: pb.MigrateResult,
     progress: Progress,
-) -> tuple[int, int]:
+) -> _Compared:
     """Compare raw logits of the moved session and of a twin, step by step, as bytes.
 
     The first is the boundary call's own; then at least ``FURTHER_STEPS`` more.
@@ -218,15 +233,16 @@ async def _compare(
     index = move.first_index
     ours = taking.generate(moved, index, steps)
     theirs = giving.generate(twin, index, steps)
-    compared = equal = 0
-    while compared < steps:
+    token_ids: list[int] = []
+    equal = 0
+    while len(token_ids) < steps:
         left, right = await anext(ours, None), await anext(theirs, None)
         if left is None or right is None:
             break
-        compared += 1
+        token_ids.append(left.token_id)
         equal += _same_step(left, right)
-        progress("comparing with a twin that never moved", compared / steps)
-    return steps, equal
+        progress("comparing with a twin that never moved", len(token_ids) / steps)
+    return _Compared(steps, equal, token_ids)
 
 
 def _same_step(left: pb.GenerateEvent, right: pb.GenerateEvent) -> bool:

@@ -22,6 +22,8 @@ TENANT: Final = "demo"
 
 ARCHITECTURE: Final = "muse_glimmer"
 LAYERS: Final = 8
+#: Window of the tiny model, unless another was asked for.
+TINY_WINDOW_TOKENS: Final = 64
 SEED: Final = 1
 
 #: What a run leaves in the output folder, so that a later one may replace it.
@@ -76,7 +78,7 @@ class Stage:
         shutil.rmtree(self.work, ignore_errors=True)
 
 
-def set_stage(out: Path, model: Path | None, window_tokens: int) -> Stage:
+def set_stage(out: Path, model: Path | None, window_tokens: int | None) -> Stage:
     """Make the folders, the tiny model where none is given, a tenant key and three identities.
 
     Raises:
@@ -91,9 +93,12 @@ def set_stage(out: Path, model: Path | None, window_tokens: int) -> Stage:
         raise UsageError(f"{out}: {error.strerror}") from error
     work = out.resolve() / "work"
     make_private_folder(work)
-    stage = Stage(out.resolve(), work, model.resolve() if model else work / "tiny-muse-glimmer")
+    folder = work / "tiny-muse-glimmer" if model is None else model
+    # What is no folder is a name in the Hugging Face cache and must stay as it was spelled.
+    stage = Stage(out.resolve(), work, folder.resolve() if folder.is_dir() else folder)
     if model is None:
-        make_tiny_model(stage.model, ARCHITECTURE, seed=SEED, window=window_tokens, layers=LAYERS)
+        window = TINY_WINDOW_TOKENS if window_tokens is None else window_tokens
+        make_tiny_model(stage.model, ARCHITECTURE, seed=SEED, window=window, layers=LAYERS)
     write_key_file(stage.key, generate_key(TENANT))
     _enroll_all(stage)
     return stage

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import importlib.resources
 import os
 import stat
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from node.errors import UsageError
+from node.shipped import find_shipped
 
 #: More text than this is not read: a demo prefills some thousand tokens.
 TEXT_BYTES_MAX: Final = 1 << 20
@@ -73,11 +73,10 @@ def default_text() -> Path:
     Raises:
         UsageError: Neither is there.
     """
-    package = Path(str(importlib.resources.files("node")))
-    for path in (package / "assets" / "prompt.txt", package.parent / "examples" / "prompt.txt"):
-        if path.is_file():
-            return path
-    raise UsageError("the text that ships with the project is missing; give one with --text")
+    path = find_shipped("prompt.txt")
+    if path is None:
+        raise UsageError("the text that ships with the project is missing; give one with --text")
+    return path
 
 
 def require_window(text: DemoText, count: int, window_tokens: int, unit: str) -> None:
