@@ -152,7 +152,7 @@ def load_key_file(path: str | os.PathLike[str]) -> EpochKey:
             others, or not a key.
     """
     where = Path(path)
-    text = _read_private(where)
+    text = read_private(where, _FILE_TITLE)
     lines = text.split("\n")
     names = [line.partition(": ")[0] for line in lines[1:-1]]
     if lines[0] != _FILE_TITLE or tuple(names) != _FILE_FIELDS or lines[-1] != "":
@@ -188,7 +188,17 @@ def _render(tenant: str, epoch: int, root: bytes) -> str:
     return f"{head}check: {blake3(_CHECK_CONTEXT + head.encode()).hexdigest(4)}\n"
 
 
-def _read_private(path: Path) -> str:
+def read_private(path: Path, title: str) -> str:
+    """The text of a small file that nobody else can read.
+
+    Args:
+        path: Which file. A link is refused, a FIFO not waited for.
+        title: What kind of file it should be, for the message.
+
+    Raises:
+        KeyFileError: It is missing, a link, not a regular file, somebody else's, readable for
+            others, too long, or not text.
+    """
     # O_NONBLOCK: a FIFO of that name must be refused, not waited for.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -206,7 +216,7 @@ def _read_private(path: Path) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise KeyFileError(f"{path}: not a {_FILE_TITLE} file") from None
+        raise KeyFileError(f"{path}: not a {title} file") from None
 
 
 def _check_private(path: Path, status: os.stat_result) -> None:

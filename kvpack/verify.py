@@ -5,15 +5,22 @@ The functions never return a bool: a verdict that can be ignored is none.
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from blake3 import blake3
 
 from kvpack.bundle.forward import ForwardReader
 from kvpack.bundle.index import BundleIndex
 from kvpack.bundle.reader import BundleReader
+from kvpack.bundle.signed import verify_signed
 from kvpack.bundle.snapshots import require_whole
 from kvpack.bundle.walk import Depth, ReadableFile
 from kvpack.describe import Description
+from kvpack.errors import FormatError, LimitError
+from kvpack.header import Header
 from kvpack.identity import Identity, require_same_identity, require_same_layout
 from kvpack.keys import Keyring
 from kvpack.layout import CacheLayout
@@ -32,7 +39,7 @@ class Expectation:
     identity: Identity | None = None
     layout: CacheLayout | None = None
 
-    def require(self, index: BundleIndex) -> None:
+    def require(self, header: Header) -> None:
         """Refuse a bundle of another model or shape.
 
         Raises:
@@ -40,9 +47,39 @@ class Expectation:
             LayoutMismatchError: Names the first field of the layout that differs.
         """
         if self.layout is not None:
-            require_same_layout(self.layout, index.header.layout)
+            require_same_layout(self.layout, header.layout)
         if self.identity is not None:
-            require_same_identity(self.identity, index.header.identity)
+            require_same_identity(self.identity, header.identity)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Which chunks are opened where not all are: the same ones of the same pack, every time.
+
+    Attributes:
+        percent: How many of a hundred chunks, rounded up: never none.
+
+    Raises:
+        LimitError: Not above 0, or above 100.
+    """
+
+    percent: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.percent <= 100:
+            raise LimitError("sample", "above 0 and at most 100 percent", self.percent)
+
+    def choose(self, manifest_blob: bytes, count: int) -> frozenset[int]:
+        """Indices of the chunks to open: those with the smallest BLAKE3(manifest's MAC ‖ index).
+
+        It finds damage that spares nobody. Whoever can rewrite the file can tell which chunks are
+        chosen, so against an attacker only a whole verification counts.
+        """
+        marks = sorted(
+            (blake3(manifest_id(manifest_blob) + index.to_bytes(4, "little")).digest(), index)
+            for index in range(count)
+        )
+        return frozenset(index for _, index in marks[: math.ceil(count * self.percent / 100)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +88,19 @@ class VerifyReport:
 
     Attributes:
         description: The pack; everything in it is authentic.
-        depth: How much of each chunk was checked. QUICK: no payload was read.
+        depth: How much of each chunk was checked with the key. QUICK: no payload was read. None: no
+            key was used, and every stored byte is covered by the signature.
         signed: Whether there is a signature block. The footer's MAC covers it; whether the
-            signature is valid, and whose, was not asked.
+            signature is valid, and whose, says ``signer``.
+        opened: How many chunks were opened.
+        signer: The public key whose signature was checked, or None: not asked.
     """
 
     description: Description
-    depth: Depth
+    depth: Depth | None
     signed: bool
+    opened: int = 0
+    signer: bytes | None = None
 
 
 def verify_bundle(
@@ -66,20 +108,41 @@ def verify_bundle(
     keyring: Keyring,
     depth: Depth = Depth.FULL,
     expectation: Expectation | None = None,
+    *,
+    sample: Sample | None = None,
+    signer: bytes | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
     """Verify the bundle at ``path``: footer and manifest first, then every chunk in file order.
+
+    Args:
+        path: The bundle.
+        keyring: The tenant's keys.
+        depth: How much of each chunk.
+        expectation: What the pack must be.
+        sample: Which chunks, or None for all.
+        signer: The public key that must have signed it, or None.
+        progress: Told the bytes of every object that is done.
 
     Raises:
         OSError: The file cannot be opened or read.
         FormatError: Not a bundle; also VersionError, LimitError.
         UnknownKeyError: No key for its tenant and epoch.
-        AuthenticationError: Something was changed, replaced or moved.
+        AuthenticationError: Something was changed, replaced or moved, or another signed it.
         IdentityMismatchError: Of another model than expected; also LayoutMismatchError.
         IncompleteError: Good, but a delta: its parent is needed.
     """
     with BundleReader.open(path, keyring) as reader:
-        reader.check(depth)
-        return _report(reader.index, depth, expectation)
+        index, count = reader.index, len(reader.manifest.references)
+        chosen = None if sample is None else sample.choose(index.manifest_blob, count)
+        reader.check(depth, chosen, progress)
+        opened = 0 if depth is Depth.QUICK else count if chosen is None else len(chosen)
+    if signer is not None:
+        _, _, tail = verify_signed(path, signer, progress)
+        # The file was read twice; a verdict is about one file.
+        if (tail.manifest_blob, tail.signature) != (index.manifest_blob, index.signature):
+            raise FormatError("file", "the same file all along", "another one meanwhile")
+    return _report(index, depth, expectation, opened, signer)
 
 
 def verify_stream(
@@ -94,12 +157,43 @@ def verify_stream(
         OSError: The pipe cannot be read. And everything that :func:`verify_bundle` raises.
     """
     index = ForwardReader(stream, keyring, depth=depth).index
-    return _report(index, depth, expectation)
+    opened = 0 if depth is Depth.QUICK else len(index.manifest.references)
+    return _report(index, depth, expectation, opened, None)
 
 
-def _report(index: BundleIndex, depth: Depth, expectation: Expectation | None) -> VerifyReport:
+def verify_signature(
+    path: str | os.PathLike[str],
+    signer: bytes,
+    expectation: Expectation | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> VerifyReport:
+    """Verify the bundle at ``path`` by its signature alone, without a secret.
+
+    Every stored byte but the footer's MAC is the signer's then. Nothing is decrypted.
+
+    Raises:
+        OSError: The file cannot be opened or read. And everything that
+            :func:`kvpack.bundle.verify_signed` raises; IncompleteError for a delta.
+    """
+    header, manifest, tail = verify_signed(path, signer, progress)
     if expectation is not None:
-        expectation.require(index)
+        expectation.require(header)
+    require_whole(manifest)
+    description = Description(
+        header, manifest, manifest_id(tail.manifest_blob), tail.footer, verified=True
+    )
+    return VerifyReport(description, None, signed=True, signer=signer)
+
+
+def _report(
+    index: BundleIndex,
+    depth: Depth,
+    expectation: Expectation | None,
+    opened: int,
+    signer: bytes | None,
+) -> VerifyReport:
+    if expectation is not None:
+        expectation.require(index.header)
     require_whole(index.manifest)
     description = Description(
         header=index.header,
@@ -108,4 +202,4 @@ def _report(index: BundleIndex, depth: Depth, expectation: Expectation | None) -
         footer=index.footer,
         verified=True,
     )
-    return VerifyReport(description, depth, bool(index.signature))
+    return VerifyReport(description, depth, bool(index.signature), opened, signer)

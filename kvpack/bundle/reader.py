@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from types import TracebackType
 from typing import Protocol
 
@@ -173,8 +173,18 @@ class BundleReader:
             self._require(index, header, tag_checked=True)
             yield opened
 
-    def check(self, depth: Depth = Depth.FULL) -> None:
+    def check(
+        self,
+        depth: Depth = Depth.FULL,
+        chosen: Container[int] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
         """Check every chunk and release none.
+
+        Args:
+            depth: How much of each.
+            chosen: The chunks whose payload is read; of the others only the headers. None: all.
+            progress: Told the bytes of every object that is done.
 
         Raises:
             FormatError: An object is not one; also VersionError, LimitError.
@@ -182,9 +192,12 @@ class BundleReader:
             IdentityMismatchError: A chunk of another model; also LayoutMismatchError.
         """
         for index, header in self._headers():
-            if depth is not Depth.QUICK:
+            reads = depth is not Depth.QUICK and (chosen is None or index in chosen)
+            if reads:
                 self._walk.check(header, f"chunks[{index}]", depth)
-            self._require(index, header, tag_checked=depth is not Depth.QUICK)
+            self._require(index, header, tag_checked=reads)
+            if progress is not None:
+                progress(header.reference.object_bytes)
 
     def objects(self) -> Iterator[bytes]:
         """Every object in file order, as stored: to send, or to write into another bundle.

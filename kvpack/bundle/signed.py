@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from kvpack import limits
 from kvpack.bundle.index import Tail, check_totals, split_tail
@@ -17,12 +18,17 @@ from kvpack.header import Header, decode_header
 from kvpack.manifest import Manifest, check_manifest, read_unverified
 
 
-def verify_signed(path: str | os.PathLike[str], public_key: bytes) -> tuple[Header, Manifest, Tail]:
+def verify_signed(
+    path: str | os.PathLike[str],
+    public_key: bytes,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Header, Manifest, Tail]:
     """Verify the signature of the bundle at ``path``, then its shape. Uses no secret.
 
     Args:
         path: The bundle.
         public_key: The signer that is expected, 32 bytes.
+        progress: Told the bytes of every object that is done.
 
     Raises:
         OSError: The file cannot be opened or read.
@@ -38,7 +44,7 @@ def verify_signed(path: str | os.PathLike[str], public_key: bytes) -> tuple[Head
         parts = split_tail(read_tail(source), source.file_bytes, prefix.header_bytes)
         header_bytes = source.read(0, prefix.header_bytes)
         transcript = SignatureTranscript(header_bytes)
-        references = _hash_objects(source, parts, transcript)
+        references = _hash_objects(source, parts, transcript, progress)
     check_signature(parts.signature, transcript.message(parts.manifest_blob), public_key)
     # From here on all bytes are the signer's.
     header, manifest = decode_header(header_bytes), read_unverified(parts.manifest_blob)
@@ -49,7 +55,10 @@ def verify_signed(path: str | os.PathLike[str], public_key: bytes) -> tuple[Head
 
 
 def _hash_objects(
-    source: FileSource, parts: Tail, transcript: SignatureTranscript
+    source: FileSource,
+    parts: Tail,
+    transcript: SignatureTranscript,
+    progress: Callable[[int], None] | None,
 ) -> tuple[ChunkReference, ...]:
     """Hash every object between header and manifest, by its own framing."""
     references: list[ChunkReference] = []
@@ -65,4 +74,6 @@ def _hash_objects(
         transcript.add_object(source.read(offset, reference.object_bytes))
         references.append(reference)
         offset += reference.object_bytes
+        if progress is not None:
+            progress(reference.object_bytes)
     return tuple(references)

@@ -9,13 +9,17 @@ from collections.abc import Sequence
 import click
 
 from kvpack.cli import output
-from kvpack.cli.commands import NamedError, kvpack
+from kvpack.cli.commands import kvpack
 from kvpack.cli.interchange_commands import export_cache, import_cache
+from kvpack.cli.list_command import ls
+from kvpack.cli.sign_command import sign
+from kvpack.cli.store_commands import check, gc
+from kvpack.cli.verify_command import verify
 from kvpack.errors import EXIT_FAILURE, EXIT_GOOD, EXIT_INTERRUPTED, EXIT_USAGE, KvpackError
 
 __all__ = ["main"]
 
-for _command in (import_cache, export_cache):
+for _command in (verify, sign, ls, check, gc, import_cache, export_cache):
     kvpack.add_command(_command)
 
 
@@ -44,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has left. Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
-    except NamedError as error:
+    except output.NamedError as error:
         if error.wants_json:
             output.say_json(error.as_json())
         output.fail(error.error, error.name)

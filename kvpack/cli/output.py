@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import click
@@ -22,6 +23,7 @@ from kvpack.errors import (
     UnknownKeyError,
     VersionError,
 )
+from kvpack.expectation import ExpectationError
 from kvpack.interchange import (
     CacheFileError,
     CacheFormatError,
@@ -29,6 +31,7 @@ from kvpack.interchange import (
     ExtraMissingError,
     PromptFileError,
 )
+from kvpack.store import NotStoredError, StoreBusyError, StoreError, StoreFullError
 
 #: The first class that fits gives the hint.
 _HINTS: Final[tuple[tuple[type[KvpackError], str], ...]] = (
@@ -44,7 +47,12 @@ _HINTS: Final[tuple[tuple[type[KvpackError], str], ...]] = (
     (IdentityMismatchError, "the pack is authentic and of another model; do not delete it"),
     (LayoutMismatchError, "the pack is authentic and of another shape; do not delete it"),
     (IncompleteError, "it is a delta: it can only be used together with its parent"),
+    (ExpectationError, "kvpack inspect --json PACK > FILE writes such a file"),
     (KeyFileError, "a key file is made by kvpack keygen and has mode 0600"),
+    (StoreFullError, "kvpack gc STORE shows what can go, and with --yes makes room"),
+    (StoreBusyError, "another process is at work on this store; try again"),
+    (NotStoredError, "kvpack ls STORE shows what is there"),
+    (StoreError, "nothing was changed"),
     (PublishError, "choose a new name: nothing is ever overwritten"),
 )
 
@@ -74,7 +82,9 @@ def exit_code_of(error: KvpackError | OSError) -> int:
 
 def fail(error: KvpackError | OSError, name: str = "") -> None:
     """Say on stderr what went wrong, and what to do about it."""
-    say_error(f"{name}: {message_of(error)}" if name else message_of(error))
+    message = message_of(error)
+    # Errors about keys, stores and publishing name their path themselves.
+    say_error(f"{name}: {message}" if name and not message.startswith(name) else message)
     for kind, hint in _HINTS:
         if isinstance(error, kind):
             say_hint(hint)
@@ -111,3 +121,38 @@ def table(rows: Sequence[Sequence[object]]) -> list[str]:
         padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
         lines.append("  ".join(padded).rstrip())
     return lines
+
+
+class NamedError(Exception):
+    """A failure of one named pack, on its way to the one place that reports failures."""
+
+    def __init__(self, name: str, error: KvpackError | OSError, as_json: bool) -> None:
+        self.name = name
+        self.error = error
+        self.wants_json = as_json
+        super().__init__(name)
+
+    def as_json(self) -> dict[str, object]:
+        """The failure for programs."""
+        return {
+            "name": self.name,
+            "ok": False,
+            "reason": reason_of(self.error),
+            "message": message_of(self.error),
+            "exit_code": exit_code_of(self.error),
+        }
+
+
+@contextlib.contextmanager
+def named(name: str, as_json: bool) -> Iterator[None]:
+    """Say of a failure inside which file or store it is about, as JSON too where that is wanted.
+
+    Raises:
+        NamedError: Instead of the failure.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # it is about our own output, and main answers it
+    except (KvpackError, OSError) as error:
+        raise NamedError(name, error, as_json) from error

@@ -1,0 +1,54 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from kvpack.keys import EpochKey, Keyring, load_key_file, load_keyring
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+
+NEEDS_KEY: Final = "a key is needed: --key FILE or --keyring DIR"
+
+
+def key_options(command: _Command) -> _Command:
+    """Add ``--key`` and ``--keyring``, each as often as wanted."""
+    ring = click.option(
+        "--keyring",
+        "keyrings",
+        multiple=True,
+        metavar="DIR",
+        help="A folder of *.key files, or one key file; may be repeated.",
+    )
+    key = click.option(
+        "--key", "keys", multiple=True, metavar="FILE", help="A key file; may be repeated."
+    )
+    return key(ring(command))
+
+
+def keyring_of(keys: tuple[str, ...], keyrings: tuple[str, ...]) -> Keyring:
+    """All keys that were given.
+
+    Raises:
+        KeyFileError: One of them cannot be used, or two contradict each other.
+    """
+    held: list[EpochKey] = [load_key_file(key) for key in keys]
+    for ring in keyrings:
+        held.extend(load_keyring(ring) if Path(ring).is_dir() else [load_key_file(ring)])
+    return Keyring(held)
+
+
+def require_keys(context: click.Context, keys: tuple[str, ...], keyrings: tuple[str, ...]) -> None:
+    """Refuse a call without any key.
+
+    Raises:
+        UsageError: Neither option was given.
+    """
+    if not keys and not keyrings:
+        raise click.UsageError(NEEDS_KEY, context)

@@ -1,0 +1,66 @@
+"""How far a long piece of work is: one line on a terminal, nothing anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, TextIO
+
+#: Work that is done before this shows nothing at all.
+FIRST_AFTER_S: Final = 1.0
+_EVERY_S: Final = 0.1
+_ERASE: Final = "\r\x1b[K"
+
+
+class Progress:
+    """A context manager around the work. The line is rewritten in place and erased at the end.
+
+    Args:
+        what: What is done, as a word.
+        total_bytes: How much there is to do.
+        stream: Where the line goes; nothing is written if that is no terminal.
+        clock: Seconds, from anywhere.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total_bytes: int,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what = what
+        self._total = total_bytes
+        self._done = 0
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._next = clock() + FIRST_AFTER_S
+        self._is_terminal = self._stream.isatty()
+        self._shown = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._shown:
+            self._stream.write(_ERASE)
+            self._stream.flush()
+
+    def advance(self, byte_count: int) -> None:
+        """Another ``byte_count`` bytes are done."""
+        self._done += byte_count
+        if not self._is_terminal or self._clock() < self._next:
+            return
+        self._next = self._clock() + _EVERY_S
+        self._shown = True
+        share = 100 * self._done // max(1, self._total)
+        megabytes = f"{self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB"
+        self._stream.write(f"{_ERASE}{self._what}: {min(share, 100)} %, {megabytes}")
+        self._stream.flush()
