@@ -82,8 +82,11 @@ def host_view(buffer: mx.array, encoding: Encoding) -> HostArray:
     It does not stop MLX from writing into that memory, so it must not outlive the current call
     unless nothing else refers to ``buffer``.
     """
-    word = mx.uint32 if encoding is Encoding.F32LE else mx.uint16
-    return np.array(buffer.view(word), copy=False)
+    if encoding is Encoding.BF16LE:
+        # numpy has no such type: MLX has to name the words, which is an operation of its own.
+        return np.array(buffer.view(mx.uint16), copy=False)
+    host: npt.NDArray[Any] = np.array(buffer, copy=False)
+    return host.view(host_dtype(encoding))
 
 
 def token_major(host: HostArray, layout: PlaneLayout) -> HostArray:

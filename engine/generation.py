@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import mlx.core as mx
+import numpy as np
 
 from engine.ahead import AheadCall, pays_here
 from engine.cache import PlaneCache
 from engine.checkpoint import Checkpoint, check_block
-from engine.dtypes import encoding_of, host_words
+from engine.dtypes import encoding_of, host_dtype, host_words
 from engine.errors import ContextLimitError, TornGenerationError
 from engine.logits import Logits, split_logits
 from engine.origins import PlaneLayout
@@ -159,12 +160,19 @@ class Generation:
             TornGenerationError: An earlier call stopped half way.
         """
         self._require_settled()
-        spec.data_bytes(self.layout)
-        parts: list[bytes] = []
+        data = np.empty(spec.data_bytes(self.layout), np.uint8)
+        words, offset = data.view(host_dtype(self.layout.encoding)), 0
         for layer in spec.layers:
-            plane = self._caches[layer].plane
-            parts.extend(plane.host_rows(spec.first_position, spec.token_count))
-        return Tile(spec, b"".join(parts))
+            # Straight to its place: while rings are copied, decode waits.
+            plane, count = self._caches[layer].plane, spec.token_count
+            targets = []
+            for dim in (plane.shape.key_dim, plane.shape.value_dim):
+                end = offset + count * plane.shape.kv_heads * dim
+                targets.append(words[offset:end].reshape(count, plane.shape.kv_heads, dim))
+                offset = end
+            plane.copy_rows(spec.first_position, *targets)
+        data.flags.writeable = False
+        return Tile(spec, data.data)
 
     def snapshot(self, token_ids: Sequence[int]) -> SessionCacheSnapshot:
         """The whole cut at :attr:`position`; ``token_ids`` are the tokens that led there.

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
-from engine.dtypes import host_view, mlx_dtype, token_major
-from engine.origins import Origins, PlaneLayout, Segment, physical_rows
+from engine.dtypes import HostArray, host_dtype, host_view, mlx_dtype, token_major
+from engine.origins import Origins, PlaneLayout, physical_rows
 from kvpack.layout import CacheLayout, Encoding
 
 
@@ -210,20 +211,29 @@ class Plane:
     def host_rows(self, first: int, count: int) -> tuple[bytes, bytes]:
         """Immutable copies of live rows: keys, then values, ``[count, kv_heads, dim]`` row-major.
 
-        The copy is made at once from memory that was evaluated, so later steps cannot tear it.
-
         Raises:
             RowsNotLiveError: A row of the range is not live.
         """
-        pieces = list(self.origins.segments(first, count))
-        key, value = self._buffers()
-        return self._host_copy(key, pieces), self._host_copy(value, pieces)
+        shape, word = self.shape, host_dtype(self.shape.encoding)
+        keys = np.empty((count, shape.kv_heads, shape.key_dim), word)
+        values = np.empty((count, shape.kv_heads, shape.value_dim), word)
+        self.copy_rows(first, keys, values)
+        return keys.tobytes(), values.tobytes()
 
-    def _host_copy(self, buffer: mx.array, pieces: list[Segment]) -> bytes:
-        rows = token_major(host_view(buffer, self.shape.encoding), self.layout)
-        return b"".join(
-            rows[piece.physical : piece.physical + piece.count].tobytes() for piece in pieces
-        )
+    def copy_rows(self, first: int, keys: HostArray, values: HostArray) -> None:
+        """Copy live rows from ``first`` on into host memory, ``[count, kv_heads, dim]`` each.
+
+        The copy is made at once from memory that was evaluated, so later steps cannot tear it.
+
+        Raises:
+            RowsNotLiveError: A row of the range is not live. Nothing was copied.
+        """
+        pieces = list(self.origins.segments(first, len(keys)))
+        for buffer, target in zip(self._buffers(), (keys, values), strict=True):
+            rows = token_major(host_view(buffer, self.shape.encoding), self.layout)
+            for piece in pieces:
+                source = rows[piece.physical : piece.physical + piece.count]
+                target[piece.offset : piece.offset + piece.count] = source
 
     def _buffers(self) -> tuple[mx.array, mx.array]:
         if self.key is None or self.value is None:
