@@ -25,8 +25,9 @@ BAD_INPUT_S = 10.0
 
 def test_the_demo_holds_every_promise_and_says_so_in_json(tmp_path):
     out = tmp_path / "out"
-    ran = command("node", "demo", "--json", "--out", str(out), seconds=120)
+    ran = command("node", "demo", "--tiny", "--json", "--out", str(out), seconds=120)
     assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""
     said = json.loads(ran.stdout)
     assert said["ok"] is True and said["failed"] == []
     assert said["prompt_tokens"] == 2048 and said["window_tokens"] == 64
@@ -48,6 +49,28 @@ def test_the_demo_holds_every_promise_and_says_so_in_json(tmp_path):
     assert verified.returncode == 0 and "OK" in verified.stdout
 
 
+def test_the_demo_of_the_trained_model_shows_the_text_on_both_sides_of_the_move(tmp_path):
+    options = ("--json", "--tokens", "600", "--out", str(tmp_path / "out"))
+    ran = command("node", "demo", *options, seconds=bound(60))
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    assert said["ok"] is True and said["failed"] == []
+    assert said["model"] == "muse-novels-6m" and said["window_tokens"] == 256
+    # By hand: 3 full layers of 599 rows and 9 windows of 256, 2 heads x (64 + 64) x 2 bytes.
+    row = 2 * (64 + 64) * 2
+    assert said["bytes"]["nope"] == 3 * 599 * row
+    assert said["bytes"]["swa"] == 9 * 256 * row
+    assert said["replay"] == {"steps": 65, "bitwise_equal_steps": 65}
+    before, after = said["text_before"], said["text_after"]
+    story = (ROOT / "examples" / "prompt.txt").read_text("utf-8")
+    assert len(before) == 160 and story.count(before) == 1
+    # English of a model this small: words that are mostly common ones.
+    words = after.lower().split()
+    common = {"the", "a", "of", "and", "to", "in", "it", "was", "i", "he", "that", "not", "be"}
+    assert 100 <= len(after) <= 160 and len(common & set(words)) >= 2
+    assert "\N{REPLACEMENT CHARACTER}" not in before + after
+
+
 def test_the_demo_prints_a_table_of_another_text_and_window_and_may_be_run_again(tmp_path):
     text = tmp_path / "mein text.txt"
     text.write_text("Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. " * 20)
@@ -59,6 +82,7 @@ def test_the_demo_prints_a_table_of_another_text_and_window_and_may_be_run_again
     assert "65 of 65" in ran.stdout and "window 96" in ran.stdout
     assert "mein text.txt" in ran.stdout and "left" in ran.stdout
     assert "not_authentic" in ran.stdout
+    assert "text before the move" in ran.stdout and "\x1b" not in ran.stdout
 
 
 def _bad_texts(folder):
@@ -71,8 +95,8 @@ def _bad_texts(folder):
         "missing": "No such file",
         "binary": "not UTF-8 text",
         "nul": "NUL bytes",
-        "short": "shorter than one window of 64 tokens",
-        "empty": "shorter than one window of 64 tokens",
+        "short": "shorter than one window of 256 tokens",
+        "empty": "shorter than one window of 256 tokens",
         ".": "directory",
         "folder.fifo": "regular",
     }
@@ -90,7 +114,9 @@ def test_texts_that_cannot_be_used_give_one_line_within_ten_seconds(tmp_path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("--tokens", "63"), "at least one window"),
+        (("--tokens", "255"), "at least one window of 256"),
+        (("--tiny", "--tokens", "63"), "at least one window of 64"),
+        (("--tiny", "--model", "."), "not together"),
         (("--window", "0"), "window"),
         (("--source", "nonsense"), "HOST:PORT"),
     ],
@@ -109,6 +135,33 @@ def test_a_model_folder_without_tokenizer_gives_one_line_within_ten_seconds(tmp_
     ran = command("node", "demo", "--model", str(broken), cwd=tmp_path)
     assert time.monotonic() - start < bound(BAD_INPUT_S)
     assert "tokenizer" in failed_cleanly(ran)
+    assert not (tmp_path / "demo-out").exists()
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_an_incomplete_model_folder_is_refused_before_anything_heavy_is_imported(
+    tmp_path, model_dir, missing
+):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in model_dir.iterdir():
+        if path.name != missing:
+            (broken / path.name).write_bytes(path.read_bytes())
+    code = (
+        "import sys\n"
+        "from engine.errors import ModelFolderError\n"
+        "from node.shipped import require_model\n"
+        "from pathlib import Path\n"
+        "try:\n    require_model(Path(sys.argv[1]))\n"
+        "except ModelFolderError as error:\n    print(error)\n"
+        "print(sorted({'mlx', 'mlx_lm', 'transformers', 'grpc'} & set(sys.modules)))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(broken)],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    refusal, imported = ran.stdout.splitlines()
+    assert missing.split(".")[0] in refusal and imported == "[]"
 
 
 def test_a_port_in_use_gives_one_line_within_ten_seconds(tmp_path):
@@ -128,7 +181,7 @@ def test_a_port_in_use_gives_one_line_within_ten_seconds(tmp_path):
 def test_an_interrupted_demo_leaves_no_process(tmp_path, number):
     before = our_processes()
     demo = subprocess.Popen(
-        [sys.executable, "-m", "node", "demo", "--out", str(tmp_path / "out")],
+        [sys.executable, "-m", "node", "demo", "--tiny", "--out", str(tmp_path / "out")],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

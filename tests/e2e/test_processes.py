@@ -152,6 +152,22 @@ def test_a_port_in_use_is_refused_and_the_first_node_serves_on(stage):
     run(work())
 
 
+def test_a_node_that_was_given_no_model_serves_the_trained_one_and_says_so(stage):
+    arguments = stage.serve_arguments(SOURCE, "127.0.0.1:0")
+    place = arguments.index("--model")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "node", "serve", *arguments[:place], *arguments[place + 2 :]],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said = json.loads(process.stdout.readline())
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=bound(20))
+    assert said["model"] == "muse-novels-6m" and "serves muse-novels-6m on" in stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_node_stops_cleanly_on_a_signal(stage, number):
     process = subprocess.Popen(
@@ -163,6 +179,7 @@ def test_a_node_stops_cleanly_on_a_signal(stage, number):
     )
     said = json.loads(process.stdout.readline())
     assert said["node"] == SOURCE and said["pid"] == process.pid
+    assert said["model"] == stage.model.name
     start = time.monotonic()
     process.send_signal(number)
     _, stderr = process.communicate(timeout=bound(20))
