@@ -10,7 +10,8 @@ import click
 
 from kvpack.cli import output
 from kvpack.cli.commands import kvpack
-from kvpack.cli.interchange_commands import export_cache, import_cache
+from kvpack.cli.diff_command import diff
+from kvpack.cli.exchange_commands import export_pack, import_pack
 from kvpack.cli.list_command import ls
 from kvpack.cli.sign_command import sign
 from kvpack.cli.store_commands import check, gc
@@ -19,7 +20,7 @@ from kvpack.errors import EXIT_FAILURE, EXIT_GOOD, EXIT_INTERRUPTED, EXIT_USAGE,
 
 __all__ = ["main"]
 
-for _command in (verify, sign, ls, check, gc, import_cache, export_cache):
+for _command in (verify, sign, ls, check, gc, diff, import_pack, export_pack):
     kvpack.add_command(_command)
 
 

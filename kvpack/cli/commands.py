@@ -6,7 +6,7 @@ import click
 
 from kvpack import __version__
 from kvpack.cli import output
-from kvpack.cli.options import json_option
+from kvpack.cli.options import PATH, json_option
 from kvpack.cli.output import named
 from kvpack.cli.render import description_json, description_lines
 from kvpack.describe import inspect_bundle
@@ -29,7 +29,7 @@ def kvpack() -> None:
 @click.option("--epoch", type=int, help="Counted from 1, the default.")
 @click.option("--signer", is_flag=True, help="Make an Ed25519 signer: FILE, and FILE.pub.")
 @json_option
-@click.argument("file")
+@click.argument("file", type=PATH)
 @click.pass_context
 def keygen(
     context: click.Context,
@@ -49,7 +49,8 @@ def keygen(
     kvpack keygen --signer my.signer
     """
     if not signer:
-        _make_key(file, "default" if tenant is None else tenant, 1 if epoch is None else epoch, as_json=as_json)
+        owner, number = "default" if tenant is None else tenant, 1 if epoch is None else epoch
+        _make_key(file, owner, number, as_json=as_json)
         return
     if tenant is not None or epoch is not None:
         raise click.UsageError("a signer has neither --tenant nor --epoch", context)
@@ -83,7 +84,7 @@ def _make_signer(file: str, *, as_json: bool) -> None:
 
 @kvpack.command()
 @json_option
-@click.argument("pack")
+@click.argument("pack", type=PATH)
 def inspect(as_json: bool, pack: str) -> None:
     """Show what PACK says about itself. Needs no key, and proves nothing."""
     name = output.display_name(pack)

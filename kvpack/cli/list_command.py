@@ -8,7 +8,7 @@ import click
 
 from kvpack.bundle import BundleReader
 from kvpack.chunk import ChunkReference
-from kvpack.cli.options import json_option, key_options, keyring_of
+from kvpack.cli.options import PATH, json_option, key_options, keyring_of
 from kvpack.cli.output import display_name, named, say, say_json, table
 from kvpack.describe import class_totals, inspect_bundle
 from kvpack.keys import Keyring
@@ -18,7 +18,7 @@ from kvpack.store import ListedCut, list_cuts, open_store
 @click.command(name="ls")
 @key_options
 @json_option
-@click.argument("places", nargs=-1, required=True, metavar="PACK|STORE...")
+@click.argument("places", nargs=-1, required=True, metavar="PACK|STORE...", type=PATH)
 def ls(
     keys: tuple[str, ...], keyrings: tuple[str, ...], as_json: bool, places: tuple[str, ...]
 ) -> None:

@@ -12,6 +12,9 @@ from kvpack.keys import EpochKey, Keyring, load_key_file, load_keyring
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
+#: A path as typed. The type is for the shell's completion only: nothing is checked here.
+PATH: Final = click.Path()
+
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 
 NEEDS_KEY: Final = "a key is needed: --key FILE or --keyring DIR"
@@ -23,11 +26,17 @@ def key_options(command: _Command) -> _Command:
         "--keyring",
         "keyrings",
         multiple=True,
+        type=PATH,
         metavar="DIR",
         help="A folder of *.key files, or one key file; may be repeated.",
     )
     key = click.option(
-        "--key", "keys", multiple=True, metavar="FILE", help="A key file; may be repeated."
+        "--key",
+        "keys",
+        multiple=True,
+        type=PATH,
+        metavar="FILE",
+        help="A key file; may be repeated.",
     )
     return key(ring(command))
 

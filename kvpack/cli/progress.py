@@ -19,7 +19,7 @@ class Progress:
 
     Args:
         what: What is done, as a word.
-        total_bytes: How much there is to do.
+        total_bytes: How much there is to do; 0 where nobody knows.
         stream: Where the line goes; nothing is written if that is no terminal.
         clock: Seconds, from anywhere.
     """
@@ -60,7 +60,12 @@ class Progress:
             return
         self._next = self._clock() + _EVERY_S
         self._shown = True
-        share = 100 * self._done // max(1, self._total)
-        megabytes = f"{self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB"
-        self._stream.write(f"{_ERASE}{self._what}: {min(share, 100)} %, {megabytes}")
+        self._stream.write(f"{_ERASE}{self._what}: {self._state()}")
         self._stream.flush()
+
+    def _state(self) -> str:
+        done = f"{self._done / 1e6:,.0f}"
+        if not self._total:
+            return f"{done} MB"
+        percent = min(100, 100 * self._done // self._total)
+        return f"{percent} %, {done} of {self._total / 1e6:,.0f} MB"

@@ -6,7 +6,7 @@ import click
 
 from kvpack.bundle import BundleReader, publish_new
 from kvpack.bundle.resign import sign_bundle
-from kvpack.cli.options import json_option, key_options, keyring_of, require_keys
+from kvpack.cli.options import PATH, json_option, key_options, keyring_of, require_keys
 from kvpack.cli.output import display_name, named, say, say_json
 from kvpack.cli.progress import Progress
 from kvpack.signer import load_signer
@@ -14,10 +14,10 @@ from kvpack.signer import load_signer
 
 @click.command(name="sign")
 @key_options
-@click.option("--signer", required=True, metavar="FILE", help="From keygen --signer.")
+@click.option("--signer", required=True, type=PATH, metavar="FILE", help="From keygen --signer.")
 @json_option
-@click.argument("source", metavar="IN")
-@click.argument("target", metavar="OUT")
+@click.argument("source", metavar="IN", type=PATH)
+@click.argument("target", metavar="OUT", type=PATH)
 @click.pass_context
 def sign(
     context: click.Context,

@@ -8,7 +8,7 @@ import time
 import click
 
 from kvpack.cli import output
-from kvpack.cli.options import json_option, key_options, keyring_of, require_keys
+from kvpack.cli.options import PATH, json_option, key_options, keyring_of, require_keys
 from kvpack.cli.output import display_name, named, say, say_json
 from kvpack.errors import EXIT_DAMAGE, EXIT_GOOD
 from kvpack.store import (
@@ -38,7 +38,7 @@ def pause() -> None:
 @key_options
 @click.option("--deep", is_flag=True, help="Recompute every content id as well.")
 @json_option
-@click.argument("store", metavar="STORE")
+@click.argument("store", metavar="STORE", type=PATH)
 @click.pass_context
 def check(
     context: click.Context,
@@ -103,7 +103,7 @@ def _finding_line(finding: Finding) -> str:
     help="How much the store may keep.",
 )
 @json_option
-@click.argument("store", metavar="STORE")
+@click.argument("store", metavar="STORE", type=PATH)
 def gc(yes: bool, budget: int, as_json: bool, store: str) -> None:
     """Say what in STORE nobody needs any more; with --yes, delete it.
 

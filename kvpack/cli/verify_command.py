@@ -12,7 +12,7 @@ import click
 
 from kvpack.bundle import Depth
 from kvpack.cli import output
-from kvpack.cli.options import json_option, key_options, keyring_of
+from kvpack.cli.options import PATH, json_option, key_options, keyring_of
 from kvpack.cli.progress import Progress
 from kvpack.cli.render import description_json
 from kvpack.errors import EXIT_GOOD, KvpackError
@@ -50,14 +50,18 @@ class _Task:
 
 @click.command(name="verify")
 @key_options
-@click.option("--signer", metavar="PUB", help="Who must have signed it; without a key too.")
+@click.option(
+    "--signer", type=PATH, metavar="PUB", help="Who must have signed it; without a key too."
+)
 @click.option("--quick", is_flag=True, help="Read no payload: headers, manifest and shape only.")
 @click.option("--deep", is_flag=True, help="Recompute every content id as well.")
 @click.option("--sample", metavar="PERCENT", help="Open only so many of the chunks, such as 5%.")
-@click.option("--expect-layout", metavar="FILE", help="It must have the shape in FILE.")
-@click.option("--expect-identity", metavar="FILE", help="It must be of the model in FILE.")
+@click.option("--expect-layout", type=PATH, metavar="FILE", help="It must have the shape in FILE.")
+@click.option(
+    "--expect-identity", type=PATH, metavar="FILE", help="It must be of the model in FILE."
+)
 @json_option
-@click.argument("packs", nargs=-1, required=True, metavar="PACK...")
+@click.argument("packs", nargs=-1, required=True, metavar="PACK...", type=PATH)
 @click.pass_context
 def verify(
     context: click.Context,
