@@ -119,16 +119,27 @@ def test_rounds_end_at_the_budget_a_stop_token_and_the_context() -> None:
         # Like every last token, the one that ends the text is known and not computed.
         assert target.position == 20 - 1 + end
 
+
+@pytest.mark.parametrize("count", [1, 5, 6, 15])
+def test_rounds_fill_the_context_to_its_last_row(count: int) -> None:
+    ids = prompt(20)
     small = CountingNetwork(counting_layout(context=33))
     truth = plain(small, ids, 60)
-    target = begun(small, ids)
-    rounds = list(
-        speculative_rounds(
-            target, ScriptedDraft(truth, 20, 99), ids, GREEDY, draft_tokens=6, tokens_max=60
-        )
-    )
+    target, draft = begun(small, ids), ScriptedDraft(truth, 20, 99)
+    rounds = list(speculative_rounds(target, draft, ids, GREEDY, draft_tokens=count, tokens_max=60))
     assert tokens_of(rounds) == truth
     assert target.position == 33
+
+
+def test_a_draft_that_is_ahead_or_behind_comes_to_the_target() -> None:
+    """Ahead it cannot be rewound, so it begins again; behind it computes what it has not seen."""
+    ids = prompt(20)
+    for stands_at in (0, 5, 19, 25):
+        target = begun(NETWORK, ids)
+        draft = ModelDraft(NETWORK.new_generation, begun(NETWORK, prompt(stands_at + 1)))
+        one = speculate(target, draft, ids, GREEDY, draft_tokens=5)
+        assert one.accepted_tokens == one.proposed_tokens == 5
+        assert draft.generation.position == target.position == 25
 
 
 def test_a_stop_token_leaves_the_sampler_where_plain_decoding_would() -> None:
