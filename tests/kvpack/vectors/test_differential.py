@@ -16,32 +16,35 @@ from vector_support import (
     reference_from_footer,
 )
 
+from tests.reference.keys import Roots
+
 _SMALL = ("good-nothing", "good-plain", "good-zstd-2")
 _SEED = 20_261
 _EXECUTIONS = 2_000
 
 
-def _reference(name: str, data: bytes) -> list[Verdict]:
-    roots = load(name).roots
+def _reference(data: bytes, roots: Roots) -> list[Verdict]:
     return [reference_from_footer(data, roots), reference_forwards(data, roots)]
 
 
 @pytest.mark.parametrize("name", _SMALL)
 def test_the_second_reader_accepts_no_changed_byte(name: str) -> None:
-    good = load(name).data
+    vector = load(name)
+    good, roots = vector.data, vector.roots
     for offset in range(len(good)):
         for change in (0x01, 0x80):
             bad = good[:offset] + bytes([good[offset] ^ change]) + good[offset + 1 :]
-            found = {verdict.exit_code for verdict in _reference(name, bad)}
+            found = {verdict.exit_code for verdict in _reference(bad, roots)}
             assert found <= {10, 11}, (offset, change)
             assert len(found) == 1, (offset, change)
 
 
 @pytest.mark.parametrize("name", _SMALL)
 def test_the_second_reader_accepts_no_truncation_and_no_added_byte(name: str) -> None:
-    good = load(name).data
+    vector = load(name)
+    good, roots = vector.data, vector.roots
     for data in (*(good[:size] for size in range(len(good))), good + b"\0", good + b"\xff"):
-        found = {verdict.exit_code for verdict in _reference(name, data)}
+        found = {verdict.exit_code for verdict in _reference(data, roots)}
         assert found == {10}, len(data)
 
 
