@@ -33,8 +33,7 @@ def generate_signer() -> Ed25519PrivateKey:
 
 def public_path(path: str | os.PathLike[str]) -> Path:
     """Where the public file of the private file ``path`` lies."""
-    where = Path(path)
-    return where.with_name(where.name + PUBLIC_SUFFIX)
+    return Path(os.fspath(path) + PUBLIC_SUFFIX)
 
 
 def write_signer_files(path: str | os.PathLike[str], signer: Ed25519PrivateKey) -> Path:

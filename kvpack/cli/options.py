@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -12,8 +13,23 @@ from kvpack.keys import EpochKey, Keyring, load_key_file, load_keyring
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-#: A path as typed. The type is for the shell's completion only: nothing is checked here.
-PATH: Final = click.Path()
+
+class _TypedPath(click.Path):
+    """A path as typed. An empty one is refused: it would mean the working directory."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        """Return ``value`` itself."""
+        if os.fspath(value) == "":
+            self.fail("a name is empty", param, ctx)
+        return os.fspath(value)
+
+
+PATH: Final = _TypedPath()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 
