@@ -10,6 +10,7 @@ import click
 from kvpack.cli import output
 from kvpack.cli.options import PATH, json_option, key_options, keyring_of, require_keys
 from kvpack.cli.output import display_name, named, say, say_json
+from kvpack.cli.progress import Progress
 from kvpack.errors import EXIT_DAMAGE, EXIT_GOOD
 from kvpack.store import (
     BUDGET_BYTES,
@@ -60,7 +61,9 @@ def check(
     name = display_name(store)
     with named(name, as_json):
         held = keyring_of(keys, keyrings)
-        found = list(check_store(open_store(store), held, deep=deep))
+        opened = open_store(store)
+        with Progress("checking", 0) as progress:
+            found = list(check_store(opened, held, deep=deep, progress=progress.advance))
     damaged = [finding for finding in found if finding.severity is Severity.DAMAGE]
     if as_json:
         for finding in found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from kvpack import limits
@@ -40,7 +40,13 @@ class Finding:
     detail: str
 
 
-def check_store(store: ObjectStore, keyring: Keyring, *, deep: bool = False) -> Iterator[Finding]:
+def check_store(
+    store: ObjectStore,
+    keyring: Keyring,
+    *,
+    deep: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[Finding]:
     """Look at every file, open every chunk that a cut names, and report what is wrong.
 
     A chunk that several cuts name is opened once. Memory is one chunk and the list of names.
@@ -49,6 +55,7 @@ def check_store(store: ObjectStore, keyring: Keyring, *, deep: bool = False) -> 
         store: Which store. It may be in use: what comes and goes meanwhile is not reported.
         keyring: Cuts of other tenants are noted and not judged.
         deep: Recompute every content id too.
+        progress: Told the bytes of every chunk that was looked at.
 
     Raises:
         StoreError: The store cannot be listed at all.
@@ -58,7 +65,11 @@ def check_store(store: ObjectStore, keyring: Keyring, *, deep: bool = False) -> 
     yield from _irregular(inventory)
     opened: set[tuple[bytes, bytes]] = set()
     for cut_id in inventory.roots.cuts:
-        yield from _check_cut(store, keyring, cut_id, opened, deep=deep)
+        for bytes_done, finding in _check_cut(store, keyring, cut_id, opened, deep=deep):
+            if progress is not None:
+                progress(bytes_done)
+            if finding is not None:
+                yield finding
     yield from _dangling(inventory)
     yield from _unreferenced(inventory)
 
@@ -84,17 +95,18 @@ def _check_cut(
     opened: set[tuple[bytes, bytes]],
     *,
     deep: bool,
-) -> Iterator[Finding]:
+) -> Iterator[tuple[int, Finding | None]]:
+    """For every chunk its bytes, and what is wrong with it."""
     name = names.cut_name(cut_id)
     try:
         reader = CutReader(store, keyring, cut_id)
     except NotStoredError:
         return  # it was collected since it was listed
     except UnknownKeyError as error:
-        yield Finding(Severity.NOTE, name, error.reason, str(error))
+        yield 0, Finding(Severity.NOTE, name, error.reason, str(error))
         return
     except KvpackError as error:
-        yield Finding(Severity.DAMAGE, name, error.reason, str(error))
+        yield 0, Finding(Severity.DAMAGE, name, error.reason, str(error))
         return
     header = reader.cut.header
     for reference in reader.cut.manifest.references:
@@ -103,15 +115,18 @@ def _check_cut(
         if checked in opened:
             continue
         opened.add(checked)
+        finding = None
         try:
             reader.open(reference, deep=deep)
         except UnknownKeyError as error:
-            yield Finding(Severity.NOTE, name, error.reason, str(error))
+            finding = Finding(Severity.NOTE, name, error.reason, str(error))
         except KvpackError as error:
             if store.stat([name])[0] is None:
                 return
             chunk = names.chunk_name(reference.seal_id)
-            yield Finding(Severity.DAMAGE, chunk, error.reason, f"{error}; needed by {name}")
+            detail = f"{error}; needed by {name}"
+            finding = Finding(Severity.DAMAGE, chunk, error.reason, detail)
+        yield reference.object_bytes, finding
 
 
 def _dangling(inventory: Inventory) -> Iterator[Finding]:

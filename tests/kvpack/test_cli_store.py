@@ -14,8 +14,9 @@ from pack_kit import HEADER, KEY, LAYOUT, header_for, snapshot
 
 from kvpack.codes import ChunkClass
 from kvpack.header import Header
-from kvpack.keys import EpochKey, write_key_file
+from kvpack.keys import EpochKey, Keyring, write_key_file
 from kvpack.layout import Producer
+from kvpack.store import check_store, open_store
 
 _KEY = ("--key", "my.key")
 
@@ -150,6 +151,13 @@ def test_check_names_every_damage_and_exits_with_13(run: Run) -> None:
     foreign = run("check", "--key", "new.key", "packs")
     assert foreign.code == 0
     assert "note: cuts/" in foreign.out and "unknown_key" in foreign.out
+
+
+def test_check_tells_its_progress_every_byte_of_the_chunks(run: Run) -> None:
+    _import(run)
+    told: list[int] = []
+    assert list(check_store(open_store("packs"), Keyring([KEY]), progress=told.append)) == []
+    assert sum(told) == sum(path.stat().st_size for path in _chunks())
 
 
 def test_gc_shows_its_plan_and_acts_only_when_told(run: Run) -> None:
