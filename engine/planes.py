@@ -258,8 +258,10 @@ class Plane:
         if present >= self.origins.length and self.key is not None:
             return
         more = physical_rows(self.length, self.capacity) - present
-        self.key = self._grown(self.key, more, self.shape.key_dim)
-        self.value = self._grown(self.value, more, self.shape.value_dim)
+        key = self._grown(self.key, more, self.shape.key_dim)
+        value = self._grown(self.value, more, self.shape.value_dim)
+        # Both or neither: the next growth looks at the keys alone.
+        self.key, self.value = key, value
 
     def _grown(self, buffer: mx.array | None, more_rows: int, dim: int) -> mx.array:
         fresh = mx.zeros(self.shape.buffer_shape(more_rows, dim), self._dtype)

@@ -89,6 +89,24 @@ def test_stopped_between_forward_and_commit(load: Load) -> None:
         continue_both(live, twin)
 
 
+@pytest.mark.parametrize("grown", [1, 2, 3])
+def test_stopped_while_a_plane_grows(
+    load: Load, stop_at: Arm, monkeypatch: pytest.MonkeyPatch, grown: int
+) -> None:
+    """Keys that grew without their values would keep the values short for ever."""
+    model = load(ModelCase(window=512, dtype="float16"))
+    origin = at(model, 250)
+    live, twin = reinstall(model, origin), reinstall(model, origin)
+    before = look(live)
+    stop_at(Plane, "_grown", grown)
+    with pytest.raises(Stopped), live.checkpoint(11):
+        live.block(tokens(11, salt=1))
+    monkeypatch.undo()
+
+    assert look(live) == before
+    continue_both(live, twin)
+
+
 @pytest.mark.parametrize("kept", [0, 3, 5])
 def test_stopped_in_a_later_call_can_still_keep_the_calls_before(
     load: Load, stop_at: Arm, monkeypatch: pytest.MonkeyPatch, kept: int
