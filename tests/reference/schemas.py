@@ -50,10 +50,6 @@ def _run(value: Values, stage: str) -> None:
     need(dropped == 0 or value["call_tokens"] <= 16, stage, "a long call dropped rows")
 
 
-def _schedule(value: Values, stage: str) -> None:
-    cap(schedule_position(value), POSITION, stage, "position of the schedule")
-
-
 def schedule_position(schedule: Values) -> int:
     """Tokens that the calls of a schedule leave."""
     return sum((r["call_tokens"] - r["dropped_tokens"]) * r["calls"] for r in schedule["runs"])
@@ -134,9 +130,7 @@ _RUN = Schema(
     },
     check=_run,
 )
-_SCHEDULE = Schema(
-    "CallSchedule", {1: Field("runs", MESSAGE, repeated=65_536, schema=_RUN)}, check=_schedule
-)
+_SCHEDULE = Schema("CallSchedule", {1: Field("runs", MESSAGE, repeated=65_536, schema=_RUN)})
 _COMPONENT = Schema(
     "Component",
     {1: Field("kind", NUMBER, True, codes=2), 2: Field("identity_digest", DIGEST, True)},

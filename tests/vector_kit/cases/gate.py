@@ -67,6 +67,7 @@ VECTORS = [
                                         Pack(manifest={6: component(1)})),
     _bad(5, "draft-unnamed", "a draft chunk without a component", with_state(kind=6)),
     _bad(6, "schedule-short", "calls of 8 tokens", Pack(manifest={5: run(1, 8)})),
+    _bad(6, "schedule-large", "calls beyond the last position", Pack(manifest={5: run(2**24, 2)})),
     _bad(6, "schedule-none", "an engine without calls", Pack(manifest={5: wire.data(5, b"")})),
     _bad(6, "schedule-wrong-import", "an importer with wrong calls",
          Pack(manifest={2: wire.number(2, 3), 5: run(1, 8)})),

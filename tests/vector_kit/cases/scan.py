@@ -75,8 +75,6 @@ VECTORS = [
         1, wire.data(1, "a") + wire.data(2, b"\xed\xa0\x80"))))),
     _bad("scan-dropped-all", "a call that kept nothing", _field(5, run(1, 9, 9))),
     _bad("scan-dropped-long", "a call of 17 that dropped rows", _field(5, run(1, 17, 8))),
-    _over("scan-schedule-cap", "a schedule beyond the last position",
-          _field(5, run(2**24, 2))),
     _bad("scan-parent-off-grid", "a parent at 255", Pack(*_DELTA, manifest={7: parent(255)})),
     _over("scan-parent-depth", "depth 8", Pack(*_DELTA, manifest={7: parent(depth=8)})),
     _bad("scan-parent-depth-0", "no depth", Pack(*_DELTA, manifest={7: parent(depth=0)})),
