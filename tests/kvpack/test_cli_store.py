@@ -297,3 +297,21 @@ def _head(state: object, spec: object, full: list[int]) -> bytes:
     (_, keys, values) = next(iter(tile.planes(LAYOUT)))
     count = spec.token_count
     return bytes(keys[: count * 4]) + bytes(values[: count * 6])
+
+
+def test_of_several_changed_rows_the_first_position_is_named(run: Run) -> None:
+    state = snapshot(300)
+    number = next(i for i, tile in enumerate(state.tiles) if tile.spec.layers == (0, 2))
+    first = state.tiles[number].spec.first_position
+    key, value = LAYOUT.key_row_bytes(0), LAYOUT.value_row_bytes(0)
+    layer = (key + value) * state.tiles[number].spec.token_count
+    both = with_changed_row(with_changed_row(state, number, 3 * key), number, layer + 1 * key)
+    write_pack("both", both)
+    (found,) = _compared(run, "both")
+    assert (found["layer"], found["position"]) == (2, first + 1)
+
+    # Rows of the other class lie before these.
+    full = next(i for i, tile in enumerate(state.tiles) if tile.spec.layers == (1,))
+    write_pack("three", with_changed_row(both, full, 20 * LAYOUT.key_row_bytes(1)))
+    (found,) = _compared(run, "three")
+    assert (found["class"], found["layer"], found["position"]) == ("full", 1, 20)
