@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint proto clean
+.PHONY: demo test test-slow fuzz lint proto clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvpack needs Python 3.11 or later; set PYTHON=...")'
@@ -20,8 +20,18 @@ demo: $(STAMP)
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 $(PYTEST_FLAGS) tests
 
+# The transformers witness of the oracle, SmolLM2, every store interleaving, the full prove matrix.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m slow $(PYTEST_FLAGS) tests
+
+# Coverage-guided fuzzing of both readers (atheris: Linux and CPython only). Not part of make test.
+FUZZ_RUNS ?= 1250000
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
+	for target in header scan manifest chunk; do \
+	  mkdir -p .fuzz/$$target && \
+	  $(BIN)/python -m tests.fuzz $$target .fuzz/$$target -runs=$(FUZZ_RUNS) || exit 1; \
+	done
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
