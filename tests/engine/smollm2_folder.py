@@ -49,8 +49,10 @@ def write_smollm2(folder: Path, *, packed: bool) -> Path:
     stems = [name.removesuffix(".scales") for name in tensors if name.endswith(".scales")]
     if not packed:
         for stem in stems:
-            parts = (tensors.pop(f"{stem}.{part}") for part in ("weight", "scales", "biases"))
-            tensors[f"{stem}.weight"] = mx.dequantize(*parts, group_size=GROUP, bits=BITS)
+            parts = [tensors.pop(f"{stem}.{part}") for part in ("weight", "scales", "biases")]
+            # The embedding has eight bits, everything else four: the shapes say which.
+            bits = parts[0].shape[-1] * 32 // (parts[1].shape[-1] * GROUP)
+            tensors[f"{stem}.weight"] = mx.dequantize(*parts, group_size=GROUP, bits=bits)
     floats = (mx.float32, mx.float16)
     tensors = {n: v.astype(mx.float16) if v.dtype in floats else v for n, v in tensors.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "mlx"})
