@@ -12,7 +12,7 @@ has to come from somewhere.
 
 Undoing is always the same: the three integers, the overwritten rows to the slots they came from,
 and then the rows that stay, appended anew. The rotation is a function of the position before, in
-between and after.
+between and after. Memory is one too: what grew for rows that do not stay is given back.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ class PlaneMark:
         A call that stopped before it reached this plane has left nothing to undo, and undoing
         nothing is harmless.
         """
+        self._rewind_rows(kept_tokens)
+        self.plane.shrink()
+
+    def _rewind_rows(self, kept_tokens: int) -> None:
         origins = self.plane.origins
         origins.rewind(self._mark)
         if not self._reuses_slots:

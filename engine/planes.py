@@ -263,6 +263,23 @@ class Plane:
         # Both or neither: the next growth looks at the keys alone.
         self.key, self.value = key, value
 
+    def shrink(self) -> None:
+        """Give back memory that ``length`` does not imply, after rows were taken back. Lazy.
+
+        Kernels may be chosen by the size of a buffer (MLX's CUDA backend does), so a plane that
+        grew for rows which were then rejected must not keep the larger one: a moved session, or
+        one that never saw the block, would compute other bits. It costs a copy of the plane, once
+        for a block that crossed a growth step.
+        """
+        rows = physical_rows(self.length, self.capacity)
+        if self.key is None or self.value is None or self.key.shape[self._row_axis] <= rows:
+            return
+        if rows == 0:
+            self.key = self.value = None
+            return
+        kept = (slice(None),) * self._row_axis + (slice(0, rows),)
+        self.key, self.value = mx.contiguous(self.key[kept]), mx.contiguous(self.value[kept])
+
     def _grown(self, buffer: mx.array | None, more_rows: int, dim: int) -> mx.array:
         fresh = mx.zeros(self.shape.buffer_shape(more_rows, dim), self._dtype)
         if buffer is None:

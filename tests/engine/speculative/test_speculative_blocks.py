@@ -9,6 +9,7 @@ from block_support import after_accepting, at, block_rows, continue_both, instal
 from engine_support import HEAD, TOKEN, ModelCase, reinstall, tokens
 
 from engine import Generation, Model
+from engine.origins import physical_rows
 
 BLOCKS = (1, 2, 7, 15, 16)
 
@@ -112,10 +113,26 @@ def test_twenty_blocks_on_end_equal_one_install_of_what_they_left(load: Load) ->
 
 @pytest.mark.parametrize("start", [247, 250, 255, 256])
 def test_a_block_that_made_a_plane_grow(load: Load, start: int) -> None:
-    """Memory grown for rows that were taken back stays; the twin's has not grown. Bits agree."""
+    """What grew for rows that were taken back is given back: the twin's has not grown either."""
     for case in (ModelCase(dtype="float16"), ModelCase(dtype="bfloat16", layout=TOKEN)):
         model = load(case)
         check_every_k(model, at(model, start), 9, continued={0, 1, 8})
+
+
+@pytest.mark.parametrize("kept", [None, 0, 1, 3])
+def test_memory_follows_from_the_length_after_a_block(load: Load, kept: int | None) -> None:
+    """Kernels may be chosen by a buffer's size: a rejected block must not leave a larger one."""
+    for case in (ModelCase(dtype="float16"), ModelCase(dtype="bfloat16", layout=TOKEN)):
+        generation = at(load(case), 255)
+        with generation.checkpoint(9) as checkpoint:
+            generation.block(list(range(9)))
+            if kept is not None:
+                checkpoint.accept(kept)
+            else:
+                checkpoint.roll_back()
+        for plane in (cache.plane for cache in generation._caches):
+            present = plane.key.shape[plane.shape.row_axis]
+            assert present == physical_rows(plane.length, plane.capacity)
 
 
 def test_a_block_of_one_has_the_bits_of_a_step(load: Load) -> None:
