@@ -203,12 +203,11 @@ class Generation:
         # interrupt included, leaves the mark behind.
         self._torn = True
         logits = self._built(token_ids, caches, keep_logits=keep_logits)
-        wanted = [array for cache in self._caches for array in cache.plane.arrays()]
+        buffers = [array for cache in self._caches for array in cache.plane.arrays()]
         # Without logits the output layer is never computed. With them, the words that the host
         # copies are part of the call: asked for afterwards they would be a call of their own.
         words = host_words(logits) if keep_logits else None
-        if words is not None:
-            wanted.append(words)
+        wanted = buffers if words is None else [words, *buffers]
         if keep_logits and self._decodes_on():
             mx.async_eval(*wanted)  # type: ignore[no-untyped-call]
             self._ahead = AheadCall(self._network.forward, self._caches)
