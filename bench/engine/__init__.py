@@ -1,0 +1,1 @@
+"""Measurements of the engine: ratios of two things that run in turns, in one process."""
