@@ -18,7 +18,7 @@ demo: $(STAMP)
 
 # Lint, types, import contracts, generated stubs, then every test that CI runs.
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2 $(PYTEST_FLAGS) tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_FLAGS) tests
 
 # The transformers witness of the oracle, SmolLM2, every store interleaving, the full prove matrix.
 test-slow: $(STAMP)

@@ -273,6 +273,9 @@ def test_a_reader_that_leaves_and_an_interrupt_give_no_traceback(folder: Path) -
     waiting = subprocess.Popen(
         [*command, "verify", "--key", "my.key", "-"], cwd=folder, env=environment,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # A shell that starts jobs in the background has them ignore the interrupt, and that is
+        # inherited: without this the test would depend on how the tests were started.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     # Half a pack: once it has been taken, the command is up and waits for the rest.
     waiting.stdin.write((folder / "good.kvpack").read_bytes()[:200])
