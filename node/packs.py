@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvpack.bundle import write_snapshot
 from kvpack.chunk import ChunkClass, ChunkReference, seal_component
+from kvpack.errors import LayoutMismatchError
 from kvpack.identity import CallSchedule
 from kvpack.layout import Producer
 from kvpack.manifest import Component, ComponentKind, Manifest, seal_manifest
@@ -62,6 +63,16 @@ def manifest_blob(
         components=(component,),
     )
     return seal_manifest(binding.key, binding.header_bytes, manifest)
+
+
+def require_engine_rows(manifest: Manifest) -> None:
+    """Refuse rows that no engine computed: they would be continued, and saved, as if one had.
+
+    Raises:
+        LayoutMismatchError: The manifest names another producer.
+    """
+    if manifest.producer is not Producer.ENGINE:
+        raise LayoutMismatchError("producer", Producer.ENGINE.value, manifest.producer.value)
 
 
 def cut_session(session: Session) -> SessionCut:

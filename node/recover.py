@@ -23,6 +23,7 @@ from node.errors import InventoryError
 from node.migration.messages import nonce_of
 from node.migration.table import TargetState
 from node.migration.target import Target, spool_name
+from node.packs import require_engine_rows
 from node.session import Session
 from node.state import decode_state
 
@@ -95,6 +96,7 @@ async def _load(target: Target, entry: Ownership, pack: Path) -> Session:
     with BundleReader.open(pack, Keyring([binding.key])) as reader:
         require_same_identity(binding.identity, reader.header.identity)
         manifest = reader.manifest
+        require_engine_rows(manifest)
         installer = await engine.call(engine.model.installer, manifest.position)
         token_ids: list[int] = []
         pending: int | None = None

@@ -28,6 +28,7 @@ from node.engine_thread import EngineThread
 from node.errors import InventoryError
 from node.migration.messages import Inventory, Offer
 from node.migration.spool import Spool
+from node.packs import require_engine_rows
 from node.state import decode_state
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ class Receiver:
     def _gate(self, inventory: Inventory) -> CallSchedule:
         key, header = self._binding.key, self._offer.header_bytes
         manifest = open_manifest(key, header, inventory.manifest)
+        require_engine_rows(manifest)
         if manifest.position != self._offer.position:
             raise InventoryError(
                 f"sealed at position {manifest.position}, prepared for {self._offer.position}"

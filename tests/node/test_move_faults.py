@@ -12,6 +12,8 @@ import pytest
 from node_support import HandSource, events, move, prompt, refusal, run
 
 from kvpack.chunk import ChunkClass, SealContext, seal_component, seal_tile
+from kvpack.layout import Producer
+from kvpack.manifest import open_manifest, seal_manifest
 from kvpack.wire import encode_numerics
 from node.errors import PeerAnswerError
 from node.migration.table import TargetState
@@ -153,6 +155,25 @@ def test_inventories_that_do_not_match_what_arrived_are_refused_at_the_seal(worl
                     await hand.abort()
                 assert (await refusal(hand.commit()))[0] == "transfer_state", name
                 assert await nothing_installed(hand), name
+
+    run(work())
+
+
+@pytest.mark.parametrize("producer", [Producer.TRANSFORMERS, Producer.MLX_LM])
+def test_rows_of_another_producer_are_refused_by_name_though_all_else_is_equal(world, producer):
+    async def work():
+        async with hand_source(world) as hand:
+            digest = await hand.boundary_digest()
+            key, header = hand.binding.key, hand.binding.header_bytes
+            ours = open_manifest(key, header, hand.seal_request(digest).manifest)
+            theirs = seal_manifest(key, header, dataclasses.replace(ours, producer=producer))
+            await hand.prepare()
+            await hand.push([chunk.object for chunk in hand.chunks])
+            assert (await refusal(hand.seal(digest, manifest=theirs)))[0] == "layout_mismatch"
+            (inbound,) = hand.target.transfers._inbound.values()
+            assert str(inbound.failure) == f"producer: expected engine, found {producer.value}"
+            assert (await refusal(hand.commit()))[0] == "transfer_state"
+            assert await nothing_installed(hand)
 
     run(work())
 
