@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvpack.errors import LimitError
+from kvpack.printable import is_printable
 
 #: Rows of K/V are sealed on one fixed grid, whatever the prefill chunks were, so that equal rows
 #: give equal chunks. 256 is the growth step of mlx-lm and divides the 512-token prefill grid.
@@ -26,6 +27,9 @@ ROW_BYTES_MAX: Final = CHUNK_PLAINTEXT_BYTES_MAX // GRID_TOKENS
 
 #: The deepest published decoder has 126 layers; four times that leaves room.
 LAYERS_MAX: Final = 512
+
+#: Layers count from 0: no chunk header and no reference can name one above this.
+LAYER_INDEX_MAX: Final = LAYERS_MAX - 1
 
 #: Heads and head sizes beyond these do not exist; their product is bounded by ROW_BYTES_MAX.
 KV_HEADS_MAX: Final = 1024
@@ -104,9 +108,9 @@ def check_name(field: str, value: str) -> str:
     """Return ``value`` if it is 1 to ``NAME_BYTES_MAX`` bytes of printable UTF-8.
 
     Raises:
-        LimitError: It is empty, too long or holds a control character.
+        LimitError: It is empty, too long or holds a code point of :mod:`kvpack.printable`.
     """
     encoded = value.encode("utf-8", errors="replace")
-    if not 1 <= len(encoded) <= NAME_BYTES_MAX or not value.isprintable():
+    if not 1 <= len(encoded) <= NAME_BYTES_MAX or not is_printable(value):
         raise LimitError(field, f"1 to {NAME_BYTES_MAX} printable bytes", f"{len(encoded)} bytes")
     return value

@@ -93,6 +93,8 @@ class ChunkReference:
     def _check_range(self) -> None:
         limits.check_range("chunk.part", self.part, 0, limits.PART_MAX)
         limits.check_range("chunk.layers", len(self.layers), 0, limits.LAYERS_MAX)
+        if self.layers:
+            limits.check_range("chunk.layers.max", max(self.layers), 0, limits.LAYER_INDEX_MAX)
         limits.check_range("chunk.first_position", self.first_position, 0, limits.POSITION_MAX)
         if self.chunk_class in _ROW_KINDS:
             self.tile_spec()

@@ -76,7 +76,7 @@ class ForeignRingHead:
     head: int
 
     def __post_init__(self) -> None:
-        limits.check_range("ring_head.layer", self.layer, 0, limits.LAYERS_MAX - 1)
+        limits.check_range("ring_head.layer", self.layer, 0, limits.LAYER_INDEX_MAX)
         limits.check_range("ring_head.head", self.head, 0, limits.POSITION_MAX)
 
 

@@ -108,7 +108,7 @@ SCHEDULE: Final = _message(
 REFERENCE: Final = _message(
     _LAYERS_BYTES_MAX + 160,
     _choice("chunk_class", codes.CHUNK_CLASSES),
-    FieldRule("layers", Kind.PACKED, limits.LAYERS_MAX - 1, count_max=limits.LAYERS_MAX),
+    FieldRule("layers", Kind.PACKED, limits.LAYER_INDEX_MAX, count_max=limits.LAYERS_MAX),
     _uint("first_position", limits.POSITION_MAX),
     _uint("token_count", limits.TOKEN_IDS_PER_CHUNK),
     _uint("part", limits.PART_MAX),
@@ -134,7 +134,7 @@ PARENT: Final = _message(
 )
 
 RING_HEAD: Final = _message(
-    16, _uint("layer", limits.LAYERS_MAX - 1), _uint("head", limits.POSITION_MAX)
+    16, _uint("layer", limits.LAYER_INDEX_MAX), _uint("head", limits.POSITION_MAX)
 )
 
 MANIFEST: Final = _message(

@@ -80,6 +80,7 @@ CAPS: dict[str, Callable[[int], object]] = {
     "CHUNK_PLAINTEXT_BYTES_MAX": _state,
     "ROW_BYTES_MAX": lambda cap: _row(cap + cap % 2),
     "LAYERS_MAX": _layers,
+    "LAYER_INDEX_MAX": lambda index: _reference(layers=(0, index)),
     "KV_HEADS_MAX": lambda cap: replace(FULL, kv_heads=cap),
     "HEAD_DIM_MAX": lambda cap: replace(FULL, value_dim=cap),
     "POSITION_MAX": lambda cap: replace(SWA, window_tokens=cap),

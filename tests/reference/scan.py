@@ -12,6 +12,14 @@ NUMBER, FIXED64, TEXT, DIGEST, MESSAGE, PACKED = range(6)
 _WIRE = {NUMBER: 0, FIXED64: 1, TEXT: 2, DIGEST: 2, MESSAGE: 2, PACKED: 2}
 _TEXT_BYTES = 256
 
+#: Section 1: what no text may hold.
+_REFUSED = (
+    (0x0000, 0x001F), (0x007F, 0x00A0), (0x00AD, 0x00AD), (0x061C, 0x061C), (0x1680, 0x1680),
+    (0x180E, 0x180E), (0x2000, 0x200F), (0x2028, 0x202F), (0x205F, 0x206F), (0x3000, 0x3000),
+    (0xD800, 0xF8FF), (0xFDD0, 0xFDEF), (0xFEFF, 0xFEFF), (0xFFF9, 0xFFFB), (0x1BCA0, 0x1BCA3),
+    (0x1D173, 0x1D17A), (0xE0000, 0x10FFFF),
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Field:
@@ -132,8 +140,15 @@ def text(data: bytes, stage: str, what: str) -> str:
         value = data.decode()
     except UnicodeDecodeError as error:
         raise Refused("malformed", stage, f"{what} is not UTF-8") from error
-    need(value != "" and value.isprintable(), stage, f"{what} is not printable")
+    need(value != "" and all(map(_good, map(ord, value))), stage, f"{what} is not printable")
     return value
+
+
+def _good(point: int) -> bool:
+    if 0x20 <= point <= 0x7E:
+        return True
+    last_two = point & 0xFFFE == 0xFFFE
+    return not last_two and not any(first <= point <= last for first, last in _REFUSED)
 
 
 def _packed(field: Field, data: bytes, stage: str) -> list[int]:

@@ -72,8 +72,8 @@ VECTORS = [
         "chunk-other-layout", "an object of another shape", with_state(layout=OTHER)),
     _moved("chunk-other-layer", "rows of other layers than the reference says", Pack(
         change(0, layers=[0, 1], reference={"layers": b"\0\x02"}))),
-    _moved("chunk-layer-index", "layer 600, which no reference can name", Pack(
-        change(0, layers=[0, 600], reference={"layers": b"\0\x02"}))),
+    refused("over_limit chunk.1")("chunk-layer-index", "a sealed header that names layer 512", Pack(
+        change(0, layers=[0, 512], reference={"layers": b"\0\x02"}))),
     _moved("chunk-other-position", "rows of another position than the reference says", Pack(
         change(0, first=5, reference={"first": 4}))),
     _moved("chunk-other-rows", "other rows of the same range", Pack(change(

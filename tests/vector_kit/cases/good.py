@@ -36,6 +36,21 @@ def _wide() -> bytes:
     return layout([layer])
 
 
+#: Printable, and just before or after code points that are not.
+_EDGES = [
+    0x20, 0x7E, 0xA1, 0xAC, 0xAE, 0x61B, 0x61D, 0x167F, 0x1681, 0x180D, 0x180F, 0x1FFF, 0x2010,
+    0x2027, 0x2030, 0x205E, 0x2070, 0x2FFF, 0x3001, 0xD7FF, 0xF900, 0xFDCF, 0xFDF0, 0xFEFE, 0xFF00,
+    0xFFF8, 0xFFFC, 0xFFFD, 0x10000, 0x1BC9F, 0x1BCA4, 0x1D172, 0x1D17B, 0x1FFFD, 0x20000, 0xDFFFD,
+]  # fmt: skip
+
+
+def _abi(text: str) -> list[bytes]:
+    """An identity whose engine_abi is ``text``."""
+    fields = identity()
+    fields[6] = wire.data(7, text)
+    return fields
+
+
 VECTORS = [
     _ok("good-plain", "nine tokens, raw, AES-256-GCM", Pack()),
     _ok("good-nothing", "position 0 needs no chunk", Pack([], 0)),
@@ -65,6 +80,14 @@ VECTORS = [
     _ok("good-oracle", "an oracle of f32", shaped(
         layout(encoding=3), manifest={2: wire.number(2, 2)})),
     _ok("good-layers-cap", "512 layers", shaped(layout([FULL] * 512))),
+    _ok("good-layer-index-cap", "a chunk of layers 0 to 511", Pack(
+        [Chunk(1, list(range(512)), 0, 1, noise("512 layers", 512 * ROW)),
+         Chunk(3, [], 0, 1, b"\x07\0\0\0")],
+        1, identity=identity(layout([FULL] * 512)), shape=layout([FULL] * 512))),
+    _ok("good-text-edges", "the code points beside every refused range",
+        Pack([], 0, identity=_abi("".join(map(chr, _EDGES))))),
+    _ok("good-text-unassigned", "code points that no Unicode table had assigned yet",
+        Pack([], 0, identity=_abi("\u0378\u2fe0\U0003fffd"))),
     _ok("good-window-cap", "a window of 16,777,216 tokens",
         shaped(layout([[SWA[0], wire.number(2, 2**24), *SWA[2:]]]))),
     _ok("good-row-cap", "a row of 16,384 bytes", shaped(_wide())),

@@ -40,7 +40,21 @@ def _row(heads: int, key: int, value: int) -> Pack:
     return shaped(layout([[wire.number(n, v) for n, v in numbers]]))
 
 
+#: One code point of every range that no text may hold, and what it would do there.
+_REFUSED = [
+    (0x1B, "escape"), (0x85, "c1-control"), (0xA0, "space-that-does-not-break"),
+    (0xAD, "soft-hyphen"), (0x61C, "arabic-letter-mark"), (0x1680, "ogham-space"),
+    (0x180E, "mongolian-separator"), (0x200B, "zero-width-space"), (0x2028, "line-separator"),
+    (0x202E, "right-to-left-override"), (0x2066, "isolate"), (0x3000, "ideographic-space"),
+    (0xE000, "private-use"), (0xFDD0, "noncharacter"), (0xFEFF, "byte-order-mark"),
+    (0xFFF9, "annotation"), (0xFFFE, "plane-end"), (0x1FFFF, "plane-end-1"),
+    (0x1BCA0, "shorthand-control"), (0x1D173, "musical-control"), (0xE0041, "tag"),
+    (0x10FFFD, "private-plane"),
+]  # fmt: skip
+
 VECTORS = [
+    *(_bad(f"text-{name}", f"U+{point:04X} in a text", _named(7, wire.data(7, f"a{chr(point)}b")))
+      for point, name in _REFUSED),
     *(_bad(f"identity-missing-{number}", f"an identity without field {number}",
            _named(number, b"")) for number in (2, 3, 4, 5, 6, 7)),
     _bad("identity-tenant", "the tenant of another header",

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from tests.vector_kit import wire
-from tests.vector_kit.cases.shared import OTHER, component, named, parent, refused, run, state
+from tests.vector_kit.cases.shared import (
+    OTHER,
+    change,
+    component,
+    named,
+    parent,
+    refused,
+    run,
+    state,
+)
 from tests.vector_kit.packs import Pack, chunks
 
 _bad = refused("malformed manifest.scan")
@@ -78,6 +87,8 @@ VECTORS = [
     _bad("scan-parent-off-grid", "a parent at 255", Pack(*_DELTA, manifest={7: parent(255)})),
     _over("scan-parent-depth", "depth 8", Pack(*_DELTA, manifest={7: parent(depth=8)})),
     _bad("scan-parent-depth-0", "no depth", Pack(*_DELTA, manifest={7: parent(depth=0)})),
+    _over("scan-layer-cap", "a reference that names layer 512", Pack(
+        change(0, layers=[0, 511], reference={"layers": b"\0\x80\x04"}))),
     _over("scan-parent-epoch", "a parent of epoch 2^31",
           Pack(*_DELTA, manifest={7: parent(epoch=2**31)})),
 ]  # fmt: skip
