@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -76,8 +76,26 @@ class Node:
     moves: Moves
 
 
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """What a measurement puts in the place of a node's parts; a served node has the defaults.
+
+    Attributes:
+        load: Loads the model of ``config.model_dir`` on a thread of its own.
+        spools: Whether what arrives is written to disk before it is owned.
+        services: Adds services of its own to the server.
+    """
+
+    load: Callable[[Path], Awaitable[EngineThread]] = EngineThread.load
+    spools: bool = True
+    services: Callable[[grpc.aio.Server, Node], None] | None = None
+
+
+SERVED: Final = Fitting()
+
+
 @contextlib.asynccontextmanager
-async def running(config: ServeConfig) -> AsyncIterator[Node]:
+async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterator[Node]:
     """A node that serves until the block ends; then it finishes what runs and lets go of all.
 
     Raises:
@@ -99,18 +117,21 @@ async def running(config: ServeConfig) -> AsyncIterator[Node]:
         stack.push_async_callback(directory.close)
         journal = Journal(config.data_dir / "journal.sqlite")
         stack.push_async_callback(journal.close)
-        engine = await EngineThread.load(config.model_dir)
+        engine = await fitting.load(config.model_dir)
         stack.callback(engine.close)
         sessions = Sessions(credentials.name, engine, directory, journal)
         binding = PackBinding.of(engine.model, key)
         source = Source(sessions, engine, binding, journal, _connector(credentials))
-        target = Target(sessions, engine, binding, journal, config.data_dir / SPOOL)
+        spool = config.data_dir / SPOOL
+        target = Target(sessions, engine, binding, journal, spool, spools=fitting.spools)
         recovered = await recover(target)
         log.info("restored %d sessions, %d lost", len(recovered.restored), len(recovered.lost))
         node = Node(credentials.name, address, sessions, Transfers(target), Moves(source))
         leases = asyncio.create_task(node.transfers.watch_leases())
         stack.push_async_callback(_cancel, leases)
         health_service = _add_services(server, credentials, node, config.data_dir / PACKS)
+        if fitting.services is not None:
+            fitting.services(server, node)
         await server.start()
         stack.push_async_callback(_stop, server, node, health_service)
         yield node

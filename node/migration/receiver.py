@@ -27,7 +27,7 @@ from node.binding import PackBinding
 from node.engine_thread import EngineThread
 from node.errors import InventoryError
 from node.migration.messages import Inventory, Offer
-from node.migration.spool import Spool
+from node.migration.spool import Pack
 from node.packs import require_engine_rows
 from node.state import decode_state
 
@@ -48,7 +48,7 @@ class Receiver:
         binding: PackBinding,
         offer: Offer,
         installer: Installer,
-        spool: Spool,
+        spool: Pack,
     ) -> None:
         self._engine = engine
         self._binding = binding
@@ -67,7 +67,7 @@ class Receiver:
         engine: EngineThread,
         binding: PackBinding,
         offer: Offer,
-        make_spool: Callable[[], Spool],
+        make_spool: Callable[[], Pack],
     ) -> Receiver:
         """Take the memory and begin the private file.
 

@@ -4,10 +4,37 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 from kvpack.bundle import BundleWriter
 from kvpack.keys import EpochKey
 from kvpack.publish import PrivateFile, publish_new
+
+
+class Pack(Protocol):
+    """What a receiver writes the objects of a transfer into."""
+
+    def add(self, chunk: memoryview) -> None:
+        """Append one chunk object as it came."""
+
+    def publish(self, manifest: bytes) -> None:
+        """Make it durable."""
+
+    def drop(self) -> None:
+        """Remove it."""
+
+
+class NoSpool:
+    """Keeps nothing: for a transfer that a restart may lose, such as a measurement."""
+
+    def add(self, chunk: memoryview) -> None:
+        """Let the object go."""
+
+    def publish(self, manifest: bytes) -> None:
+        """Nothing was kept that could be made durable."""
+
+    def drop(self) -> None:
+        """There is no file."""
 
 
 class _Dropped(Exception):

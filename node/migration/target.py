@@ -34,7 +34,7 @@ from node.migration.inbound import Inbound, Outcome
 from node.migration.journal import Journal, TransferKey, Verdict
 from node.migration.messages import Inventory, Offer
 from node.migration.receiver import Receiver
-from node.migration.spool import Spool
+from node.migration.spool import NoSpool, Pack, Spool
 from node.migration.table import (
     TARGET_ENDED,
     TargetEffect,
@@ -59,7 +59,10 @@ ENDED_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What every transfer into one node needs."""
+    """What every transfer into one node needs.
+
+    ``spools`` is False only where what arrives may be lost with a restart, as in a measurement.
+    """
 
     sessions: Sessions
     engine: EngineThread
@@ -67,6 +70,11 @@ class Target:
     journal: Journal
     spool_dir: Path
     lease_s: float = LEASE_S
+    spools: bool = True
+
+    def new_pack(self, path: Path, header_bytes: bytes) -> Pack:
+        """Where the objects of one transfer go."""
+        return Spool(path, self.binding.key, header_bytes) if self.spools else NoSpool()
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +242,7 @@ class Transfers:
                 target.engine,
                 target.binding,
                 offer,
-                lambda: Spool(path, target.binding.key, offer.header_bytes),
+                lambda: target.new_pack(path, offer.header_bytes),
             )
         except KvpackError:
             await target.journal.record(key, TargetState.ABORTED)
