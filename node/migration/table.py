@@ -1,12 +1,14 @@
 """The protocol as data: states x events -> next state and effect. No I/O, no clock, no randomness.
 
-Two machines, one for each end. A pair that is not in a table is refused, and refusing changes
-nothing. The drivers (:mod:`node.migration.source`, :mod:`node.migration.target`) perform an effect
-and feed back the event that came of it; they decide nothing by themselves.
+Two machines, one for each end (a source has one table for moves and one for copies). A pair that
+is not in a table is refused, and refusing changes nothing. The drivers
+(:mod:`node.migration.source`, :mod:`node.migration.target`) perform an effect and feed back the
+event that came of it; they decide nothing by themselves.
 
 Both machines turn on one key of the directory. The target's TRANSFER and the source's RAISE are
 compare-and-swaps from the same token, so exactly one of them happens: that is what decides between
-Commit and Abort, and it needs no message to arrive.
+Commit and Abort, and it needs no message to arrive. For a copy the target's TRANSFER starts from its
+own claim and ends at itself: the same write, the same nonce, the same recovery.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ class TargetEvent(enum.Enum):
 
     PREPARE = "prepare"
     PREPARE_AGAIN = "prepare_again"  # the same bytes as before
+    RELOAD = "reload"  # this node restarted; what its spool holds of the transfer is taken again
+    SUPERSEDED = "superseded"  # the source restarted, and offers the same session anew
     PIECE = "piece"  # a stream was opened, or a chunk passed its checks
     PIECE_BAD = "piece_bad"
     SEAL = "seal"  # with a manifest that passed the gate
@@ -75,12 +79,16 @@ class SourceState(enum.Enum):
     PREPARING = "preparing"  # it serves
     STREAMING = "streaming"  # it prefills; a failure only ends the move
     SEALING = "sealing"  # frozen from here
+    REOPENING = "reopening"  # still frozen: the link broke at the seal; what does the target hold?
+    REFILLING = "refilling"  # still frozen: what the target lost is sent again
     COMMITTING = "committing"
     READING = "reading"  # asks the directory who owns it
     RAISING = "raising"  # compare-and-swap of its own, to resume
     KEPT = "kept"  # the move ended before the freeze: the session serves under its old token
     RESUMED = "resumed"  # it serves under a new token; the target's compare-and-swap fails
     RELEASED = "released"  # the directory says that another node owns it
+    ASKING = "asking"  # a copy: no answer to Commit; Status tells what became of it
+    COPIED = "copied"  # a copy: the target serves its own session; this one serves on
 
 
 class SourceEvent(enum.Enum):
@@ -88,10 +96,13 @@ class SourceEvent(enum.Enum):
 
     START = "start"
     PREPARED = "prepared"
+    PREPARE_CUT = "prepare_cut"  # no answer, though there was one before: ask again
     PREPARE_FAILED = "prepare_failed"
     PUSHED = "pushed"
+    PUSH_CUT = "push_cut"  # the link broke: the target may hold what it has
     PUSH_FAILED = "push_failed"
     SEALED = "sealed"
+    SEAL_CUT = "seal_cut"  # no answer
     SEAL_FAILED = "seal_failed"
     COMMIT_ANSWERED = "commit_answered"
     COMMIT_FAILED = "commit_failed"
@@ -100,6 +111,9 @@ class SourceEvent(enum.Enum):
     RAISED = "raised"
     RAISE_LOST = "raise_lost"
     DIRECTORY_DOWN = "directory_down"
+    TARGET_COMMITTED = "target_committed"  # a copy: says Status
+    TARGET_ABORTED = "target_aborted"
+    TARGET_SILENT = "target_silent"
 
 
 class SourceEffect(enum.Enum):
@@ -115,6 +129,8 @@ class SourceEffect(enum.Enum):
     ABORT = "abort"  # tell the target, once, without waiting for luck
     THAW = "thaw"  # serve under the new token, then as ABORT
     RELEASE = "release"  # drop the session's state
+    ASK_STATUS = "ask_status"  # a copy: what became of it
+    FINISH = "finish"  # a copy: nothing is left to do
 
 
 _S = TypeVar("_S", bound=enum.Enum)
@@ -134,17 +150,20 @@ _T, _TE, _TF = TargetState, TargetEvent, TargetEffect
 
 TARGET: Final[Mapping[tuple[TargetState, TargetEvent], Step[TargetState, TargetEffect]]] = {
     (_T.NONE, _TE.PREPARE): Step(_T.OPEN, _TF.RESERVE),
+    (_T.NONE, _TE.RELOAD): Step(_T.OPEN, _TF.RESERVE),
     (_T.OPEN, _TE.PREPARE_AGAIN): Step(_T.OPEN, _TF.ANSWER),
     (_T.OPEN, _TE.PIECE): Step(_T.OPEN, _TF.RECEIVE),
     (_T.OPEN, _TE.PIECE_BAD): Step(_T.ABORTED, _TF.DISCARD),
     (_T.OPEN, _TE.SEAL): Step(_T.SEALED, _TF.ANSWER),
     (_T.OPEN, _TE.SEAL_BAD): Step(_T.ABORTED, _TF.DISCARD),
     (_T.OPEN, _TE.ABORT): Step(_T.ABORTED, _TF.DISCARD),
+    (_T.OPEN, _TE.SUPERSEDED): Step(_T.ABORTED, _TF.DISCARD),
     (_T.OPEN, _TE.LEASE_OVER): Step(_T.ABORTED, _TF.DISCARD),
     (_T.SEALED, _TE.PREPARE_AGAIN): Step(_T.SEALED, _TF.ANSWER),
     (_T.SEALED, _TE.SEAL): Step(_T.SEALED, _TF.ANSWER),
     (_T.SEALED, _TE.COMMIT): Step(_T.PROBING, _TF.PROBE),
     (_T.SEALED, _TE.ABORT): Step(_T.ABORTED, _TF.DISCARD),
+    (_T.SEALED, _TE.SUPERSEDED): Step(_T.ABORTED, _TF.DISCARD),
     (_T.SEALED, _TE.LEASE_OVER): Step(_T.ABORTED, _TF.DISCARD),
     (_T.PROBING, _TE.PROBE_GOOD): Step(_T.PUBLISHING, _TF.PUBLISH),
     (_T.PROBING, _TE.PROBE_BAD): Step(_T.ABORTED, _TF.DISCARD),
@@ -166,11 +185,20 @@ _S_, _SE, _SF = SourceState, SourceEvent, SourceEffect
 SOURCE: Final[Mapping[tuple[SourceState, SourceEvent], Step[SourceState, SourceEffect]]] = {
     (_S_.IDLE, _SE.START): Step(_S_.PREPARING, _SF.PREPARE),
     (_S_.PREPARING, _SE.PREPARED): Step(_S_.STREAMING, _SF.STREAM),
+    (_S_.PREPARING, _SE.PREPARE_CUT): Step(_S_.PREPARING, _SF.PREPARE),
     (_S_.PREPARING, _SE.PREPARE_FAILED): Step(_S_.KEPT, _SF.ABORT),
     (_S_.STREAMING, _SE.PUSHED): Step(_S_.SEALING, _SF.SEAL),
+    (_S_.STREAMING, _SE.PUSH_CUT): Step(_S_.PREPARING, _SF.PREPARE),
     (_S_.STREAMING, _SE.PUSH_FAILED): Step(_S_.KEPT, _SF.ABORT),
     (_S_.SEALING, _SE.SEALED): Step(_S_.COMMITTING, _SF.COMMIT),
+    (_S_.SEALING, _SE.SEAL_CUT): Step(_S_.REOPENING, _SF.PREPARE),
     (_S_.SEALING, _SE.SEAL_FAILED): Step(_S_.READING, _SF.READ_OWNER),
+    (_S_.REOPENING, _SE.PREPARED): Step(_S_.REFILLING, _SF.STREAM),
+    (_S_.REOPENING, _SE.PREPARE_CUT): Step(_S_.REOPENING, _SF.PREPARE),
+    (_S_.REOPENING, _SE.PREPARE_FAILED): Step(_S_.READING, _SF.READ_OWNER),
+    (_S_.REFILLING, _SE.PUSHED): Step(_S_.SEALING, _SF.SEAL),
+    (_S_.REFILLING, _SE.PUSH_CUT): Step(_S_.REOPENING, _SF.PREPARE),
+    (_S_.REFILLING, _SE.PUSH_FAILED): Step(_S_.READING, _SF.READ_OWNER),
     # An answer to Commit proves nothing: only the directory does.
     (_S_.COMMITTING, _SE.COMMIT_ANSWERED): Step(_S_.READING, _SF.READ_OWNER),
     (_S_.COMMITTING, _SE.COMMIT_FAILED): Step(_S_.READING, _SF.READ_OWNER),
@@ -182,11 +210,40 @@ SOURCE: Final[Mapping[tuple[SourceState, SourceEvent], Step[SourceState, SourceE
     (_S_.RAISING, _SE.DIRECTORY_DOWN): Step(_S_.READING, _SF.WAIT),
 }  # fmt: skip
 
+#: A copy hands no ownership over: the source serves all along, and its target's own Commit decides
+#: about the target's own session. So there is nothing to freeze, to raise or to release.
+COPY: Final[Mapping[tuple[SourceState, SourceEvent], Step[SourceState, SourceEffect]]] = {
+    (_S_.IDLE, _SE.START): Step(_S_.PREPARING, _SF.PREPARE),
+    (_S_.PREPARING, _SE.PREPARED): Step(_S_.STREAMING, _SF.STREAM),
+    (_S_.PREPARING, _SE.PREPARE_CUT): Step(_S_.PREPARING, _SF.PREPARE),
+    (_S_.PREPARING, _SE.PREPARE_FAILED): Step(_S_.KEPT, _SF.ABORT),
+    (_S_.STREAMING, _SE.PUSHED): Step(_S_.SEALING, _SF.SEAL),
+    (_S_.STREAMING, _SE.PUSH_CUT): Step(_S_.PREPARING, _SF.PREPARE),
+    (_S_.STREAMING, _SE.PUSH_FAILED): Step(_S_.KEPT, _SF.ABORT),
+    (_S_.SEALING, _SE.SEALED): Step(_S_.COMMITTING, _SF.COMMIT),
+    (_S_.SEALING, _SE.SEAL_CUT): Step(_S_.PREPARING, _SF.PREPARE),
+    (_S_.SEALING, _SE.SEAL_FAILED): Step(_S_.KEPT, _SF.ABORT),
+    (_S_.COMMITTING, _SE.COMMIT_ANSWERED): Step(_S_.COPIED, _SF.FINISH),
+    (_S_.COMMITTING, _SE.COMMIT_FAILED): Step(_S_.ASKING, _SF.ASK_STATUS),
+    (_S_.ASKING, _SE.TARGET_COMMITTED): Step(_S_.COPIED, _SF.FINISH),
+    (_S_.ASKING, _SE.TARGET_ABORTED): Step(_S_.KEPT, _SF.ABORT),
+    (_S_.ASKING, _SE.TARGET_SILENT): Step(_S_.KEPT, _SF.ABORT),
+}  # fmt: skip
+
 #: In these the session must not serve: somebody else may own it already.
 SOURCE_FROZEN: Final = frozenset(
-    {SourceState.SEALING, SourceState.COMMITTING, SourceState.READING, SourceState.RAISING}
+    {
+        SourceState.SEALING,
+        SourceState.REOPENING,
+        SourceState.REFILLING,
+        SourceState.COMMITTING,
+        SourceState.READING,
+        SourceState.RAISING,
+    }
 )
-SOURCE_ENDED: Final = frozenset({SourceState.KEPT, SourceState.RESUMED, SourceState.RELEASED})
+SOURCE_ENDED: Final = frozenset(
+    {SourceState.KEPT, SourceState.RESUMED, SourceState.RELEASED, SourceState.COPIED}
+)
 TARGET_ENDED: Final = frozenset({TargetState.COMMITTED, TargetState.ABORTED})
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from node.errors import TransferStateError
 from node.migration.table import (
+    COPY,
     SOURCE,
     SOURCE_ENDED,
     SOURCE_FROZEN,
@@ -26,6 +27,7 @@ from node.migration.table import (
 _SIDES = [
     pytest.param(TARGET, TargetState, TargetEvent, TargetEffect, id="target"),
     pytest.param(SOURCE, SourceState, SourceEvent, SourceEffect, id="source"),
+    pytest.param(COPY, SourceState, SourceEvent, SourceEffect, id="copy"),
 ]
 
 
@@ -47,9 +49,23 @@ def test_every_pair_is_in_the_table_or_refused_without_a_change(table, states, e
     assert refused == len(states) * len(events) - len(table)
 
 
-@pytest.mark.parametrize(("table", "states", "events", "effects"), _SIDES)
-def test_nothing_in_the_table_is_dead(table, states, events, effects):
-    first = next(iter(states))
+@pytest.mark.parametrize(
+    ("tables", "states", "events", "effects"),
+    [
+        ((TARGET,), TargetState, TargetEvent, TargetEffect),
+        ((SOURCE, COPY), SourceState, SourceEvent, SourceEffect),
+    ],
+)
+def test_nothing_in_the_tables_is_dead(tables, states, events, effects):
+    reached = set().union(*(_reachable(table, next(iter(states))) for table in tables))
+    assert reached == set(states)
+    assert {event for table in tables for _, event in table} == set(events)
+    assert {step.effect for table in tables for step in table.values()} == set(effects)
+    for table in tables:
+        assert {state for state, _ in table} <= _reachable(table, next(iter(states)))
+
+
+def _reachable(table, first):
     reached, edge = {first}, [first]
     while edge:
         here = edge.pop()
@@ -57,9 +73,12 @@ def test_nothing_in_the_table_is_dead(table, states, events, effects):
             if state is here and step.state not in reached:
                 reached.add(step.state)
                 edge.append(step.state)
-    assert reached == set(states)
-    assert {event for _, event in table} == set(events)
-    assert {step.effect for step in table.values()} == set(effects)
+    return reached
+
+
+def test_a_copy_never_freezes_its_source_and_never_touches_its_ownership():
+    owned = {SourceEffect.RAISE, SourceEffect.READ_OWNER, SourceEffect.RELEASE, SourceEffect.THAW}
+    assert not {step.effect for step in COPY.values()} & owned
 
 
 def test_a_frozen_source_serves_again_only_after_its_own_compare_and_swap():
@@ -128,6 +147,11 @@ def _source_moves(world, source, target):
         SourceEffect.SEAL: (TargetEvent.SEAL, e.SEALED, e.SEAL_FAILED),
         SourceEffect.COMMIT: (TargetEvent.COMMIT, e.COMMIT_ANSWERED, e.COMMIT_FAILED),
     }
+    cuts = {
+        SourceEffect.PREPARE: e.PREPARE_CUT,
+        SourceEffect.STREAM: e.PUSH_CUT,
+        SourceEffect.SEAL: e.SEAL_CUT,
+    }
     if effect is None and world.source is SourceState.IDLE:
         yield _source_on(world, source, e.START)
     elif effect in sent:
@@ -136,6 +160,10 @@ def _source_moves(world, source, target):
         yield _source_on(world, source, bad)  # lost
         yield _source_on(arrived, source, good)
         yield _source_on(arrived, source, bad)  # the answer was lost
+        cut = cuts.get(effect)
+        if (world.source, cut) in source:
+            yield _source_on(world, source, cut)
+            yield _source_on(arrived, source, cut)
     elif effect in (SourceEffect.READ_OWNER, SourceEffect.WAIT):
         mine = world.owner == "source"
         found = e.OWNER_SELF if mine else e.OWNER_OTHER

@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from node.pb.v1 import ownership_pb2 as _ownership_pb2
 import builtins as _builtins
@@ -26,11 +28,17 @@ class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Mode.ValueType],
     DESCRIPTOR: _descriptor.EnumDescriptor
     MODE_UNSPECIFIED: _Mode.ValueType  # 0
     MODE_MOVE: _Mode.ValueType  # 1
+    """the session changes hands"""
+    MODE_COPY: _Mode.ValueType  # 2
+    """the target claims a session of its own; the source keeps its"""
 
 class Mode(_Mode, metaclass=_ModeEnumTypeWrapper): ...
 
 MODE_UNSPECIFIED: Mode.ValueType  # 0
 MODE_MOVE: Mode.ValueType  # 1
+"""the session changes hands"""
+MODE_COPY: Mode.ValueType  # 2
+"""the target claims a session of its own; the source keeps its"""
 Global___Mode: _TypeAlias = Mode  # noqa: Y015
 
 class _Continuation:
@@ -109,21 +117,30 @@ class PrepareRequest(_message.Message):
     NUMERICS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     ACCEPT_COMPATIBLE_FIELD_NUMBER: _builtins.int
+    GROWING_FIELD_NUMBER: _builtins.int
+    TOKEN_CHUNKS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
+    """its name on the target"""
     mode: Global___Mode.ValueType
     pack_header: _builtins.bytes
     """header of the bundle: tenant, epoch, identity, layout"""
     numerics: _builtins.bytes
     """numerics fingerprint, as the pack format encodes it"""
     position: _builtins.int
-    """tokens of the cut, in tokens from 0"""
+    """tokens of the cut, in tokens from 0; if growing: at least so many"""
     accept_compatible: _builtins.bool
     """consent to a continuation that is not bit-exact"""
+    growing: _builtins.bool
+    """the session is live: a piece names the cut later"""
     @_builtins.property
     def transfer(self) -> Global___TransferRef: ...
     @_builtins.property
     def token(self) -> _ownership_pb2.OwnershipToken:
-        """what the source owns the session by"""
+        """what the source owns the session by; absent in a copy"""
+
+    @_builtins.property
+    def token_chunks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """TOKEN_IDS chunk objects: what a delta may be measured by"""
 
     def __init__(
         self,
@@ -136,10 +153,12 @@ class PrepareRequest(_message.Message):
         numerics: _builtins.bytes = ...,
         position: _builtins.int = ...,
         accept_compatible: _builtins.bool = ...,
+        growing: _builtins.bool = ...,
+        token_chunks: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "mode", b"mode", "numerics", b"numerics", "pack_header", b"pack_header", "position", b"position", "session_id", b"session_id", "token", b"token", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "growing", b"growing", "mode", b"mode", "numerics", b"numerics", "pack_header", b"pack_header", "position", b"position", "session_id", b"session_id", "token", b"token", "token_chunks", b"token_chunks", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -151,19 +170,29 @@ class PrepareReply(_message.Message):
 
     RECEIVED_OBJECTS_FIELD_NUMBER: _builtins.int
     CONTINUATION_FIELD_NUMBER: _builtins.int
+    DURABLE_OBJECTS_FIELD_NUMBER: _builtins.int
+    HELD_SEAL_IDS_FIELD_NUMBER: _builtins.int
     received_objects: _builtins.int
-    """chunk objects already held"""
+    """objects of this transfer already taken, in the order sent"""
     continuation: Global___Continuation.ValueType
     """the best that numerics permit; the probe has the last word"""
+    durable_objects: _builtins.int
+    """how many of them would outlive a power cut here"""
+    @_builtins.property
+    def held_seal_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """32 bytes each: objects that need only be named, not sent"""
+
     def __init__(
         self,
         *,
         received_objects: _builtins.int = ...,
         continuation: Global___Continuation.ValueType = ...,
+        durable_objects: _builtins.int = ...,
+        held_seal_ids: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "received_objects", b"received_objects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "durable_objects", b"durable_objects", "held_seal_ids", b"held_seal_ids", "received_objects", b"received_objects"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -175,8 +204,14 @@ class Piece(_message.Message):
 
     OPEN_FIELD_NUMBER: _builtins.int
     OBJECT_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
     object: _builtins.bytes
     """one chunk object of the pack: header, ciphertext, tag"""
+    held: _builtins.bytes
+    """seal id of an object that the target said it holds: 32 bytes"""
+    cut: _builtins.int
+    """of a growing transfer: tokens of the cut, once, before any window row"""
     @_builtins.property
     def open(self) -> Global___TransferRef:
         """first piece of every stream"""
@@ -186,12 +221,14 @@ class Piece(_message.Message):
         *,
         open: Global___TransferRef | None = ...,
         object: _builtins.bytes = ...,
+        held: _builtins.bytes = ...,
+        cut: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["object", b"object", "open", b"open", "piece", b"piece"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "held", b"held", "object", b"object", "open", b"open", "piece", b"piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["object", b"object", "open", b"open", "piece", b"piece"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "held", b"held", "object", b"object", "open", b"open", "piece", b"piece"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_piece: _TypeAlias = _typing.Literal["open", "object"]  # noqa: Y015
+    _WhichOneofReturnType_piece: _TypeAlias = _typing.Literal["open", "object", "held", "cut"]  # noqa: Y015
     _WhichOneofArgType_piece: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_piece) -> _WhichOneofReturnType_piece | None: ...
 
