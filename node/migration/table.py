@@ -7,8 +7,8 @@ event that came of it; they decide nothing by themselves.
 
 Both machines turn on one key of the directory. The target's TRANSFER and the source's RAISE are
 compare-and-swaps from the same token, so exactly one of them happens: that is what decides between
-Commit and Abort, and it needs no message to arrive. For a copy the target's TRANSFER starts from its
-own claim and ends at itself: the same write, the same nonce, the same recovery.
+Commit and Abort, and it needs no message to arrive. For a copy the target's TRANSFER starts
+from its own claim and ends at itself: the same write, the same nonce, the same recovery.
 """
 
 from __future__ import annotations
