@@ -259,7 +259,14 @@ class Move:
             entry = await sessions.directory.owner(self._session.session_id)
         except DirectoryError as error:
             return self._failed(error, SourceEvent.DIRECTORY_DOWN)
-        if entry is None or entry.node != sessions.node:
+        if entry is None:
+            # Not "owned by another": a directory that was restored or lost may yet name us.
+            unknown = DirectoryError(
+                f"session {self._session.session_id}: the directory does not know the session; "
+                "it stays frozen until the directory names an owner"
+            )
+            return self._failed(unknown, SourceEvent.DIRECTORY_DOWN)
+        if entry.node != sessions.node:
             return SourceEvent.OWNER_OTHER
         # A raise whose reply was lost may have happened: start from the token that stands there.
         self._token = entry.token
