@@ -1,57 +1,49 @@
-"""Certificates: an authority, and one key and certificate for each node or client.
+"""Enrollment: an authority's folder, and one credentials folder for each node or client.
 
 Keys are made where they stay. What travels is a signing request out and a certificate in; both are
-public. Every certificate is ECDSA P-256, which is also what shuts TLS 1.2 off
-(:func:`node.config.prepare_process`).
+public. Renewing takes the same two steps. The new key waits as ``next-key.pem``; replacing the
+certificate, one rename, is the moment at which the new pair counts, since a folder's key is
+whichever of the two the certificate is for.
 """
 
 from __future__ import annotations
 
-import datetime
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from node import certificates
+from node.certificates import (
+    Authority,
+    Now,
+    check_name,
+    common_name,
+    load_certificate,
+    load_key,
+    utc_now,
+)
 from node.errors import CredentialsError
-from node.files import make_private_folder, read_private, read_public, write_private
+from node.files import (
+    make_private_folder,
+    read_private,
+    read_public,
+    remove_private,
+    rename_private,
+    replace_private,
+    write_private,
+)
 
 AUTHORITY_KEY: Final = "ca-key.pem"
 AUTHORITY_CERTIFICATE: Final = "ca-cert.pem"
 NODE_KEY: Final = "node-key.pem"
 NODE_CERTIFICATE: Final = "node-cert.pem"
 
-#: A pinned leaf says who a peer is; the authority only says that somebody enrolled it.
-AUTHORITY_DAYS: Final = 3650
-LEAF_DAYS: Final = 365
+#: A key that waits for its certificate while the present one is still in use.
+NEXT_KEY: Final = "next-key.pem"
 
-#: Clocks of two machines may differ by this much.
-_CLOCK_SKEW: Final = datetime.timedelta(minutes=10)
-
-_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-
-Now = Callable[[], datetime.datetime]
-
-
-def utc_now() -> datetime.datetime:
-    """The present moment, in UTC."""
-    return datetime.datetime.now(datetime.UTC)
-
-
-def check_name(name: str) -> str:
-    """Return ``name`` if it can stand in a certificate: one DNS label, lower case.
-
-    Raises:
-        CredentialsError: It cannot.
-    """
-    if not _NAME.fullmatch(name):
-        raise CredentialsError(f"name {name!r}: expected 1 to 63 of a-z, 0-9 and inner hyphens")
-    return name
+#: The signing request that was last made here.
+REQUEST: Final = "request.pem"
 
 
 def make_authority(folder: Path, now: Now = utc_now) -> None:
@@ -61,30 +53,50 @@ def make_authority(folder: Path, now: Now = utc_now) -> None:
         CredentialsError: One is there already, or the folder is not private.
     """
     make_private_folder(folder)
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = _common_name("kvpack authority")
-    certificate = (
-        _builder(name, name, key.public_key(), AUTHORITY_DAYS, now)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .sign(key, hashes.SHA256())
+    authority = certificates.new_authority(now)
+    write_private(folder / AUTHORITY_KEY, authority.key_pem)
+    write_private(folder / AUTHORITY_CERTIFICATE, authority.certificate_pem)
+
+
+def load_authority(folder: Path) -> Authority:
+    """Read an authority's folder.
+
+    Raises:
+        CredentialsError: None is there, or its files are not usable.
+    """
+    return Authority(
+        certificate_pem=read_public(folder / AUTHORITY_CERTIFICATE),
+        key_pem=read_private(folder / AUTHORITY_KEY),
     )
-    write_private(folder / AUTHORITY_KEY, _key_pem(key))
-    write_private(folder / AUTHORITY_CERTIFICATE, _pem(certificate))
 
 
 def make_request(folder: Path, name: str) -> bytes:
     """Make a key in ``folder``, where it stays, and return the signing request (PEM) for it.
 
+    A folder whose first key still waits for its certificate gives a request for that key again.
+
     Raises:
-        CredentialsError: A key is there already, or the folder is not private.
+        CredentialsError: It is enrolled already, or the folder is not private.
     """
     check_name(name)
     make_private_folder(folder)
-    key = ec.generate_private_key(ec.SECP256R1())
-    write_private(folder / NODE_KEY, _key_pem(key))
-    request = x509.CertificateSigningRequestBuilder().subject_name(_common_name(name))
-    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    if (folder / NODE_CERTIFICATE).exists():
+        raise CredentialsError(f"{folder / NODE_CERTIFICATE}: exists already; renew it instead")
+    return certificates.request_for(_key_or_new(folder / NODE_KEY), name)
+
+
+def renew_request(folder: Path) -> bytes:
+    """Make the next key beside the present one, and return the signing request (PEM) for it.
+
+    Asked again before the certificate came, it gives a request for the same next key.
+
+    Raises:
+        CredentialsError: The folder is not enrolled, or its files are not usable.
+    """
+    certificate_pem, _ = load_pair(folder)
+    finish_renewal(folder)
+    name = check_name(common_name(load_certificate(certificate_pem, NODE_CERTIFICATE).subject))
+    return certificates.request_for(_key_or_new(folder / NEXT_KEY), name)
 
 
 def sign_request(authority: Path, request_pem: bytes, now: Now = utc_now) -> bytes:
@@ -93,23 +105,30 @@ def sign_request(authority: Path, request_pem: bytes, now: Now = utc_now) -> byt
     Raises:
         CredentialsError: The request is broken, or the authority's files are not usable.
     """
-    request = _load_request(request_pem)
-    key = load_key(read_private(authority / AUTHORITY_KEY), authority / AUTHORITY_KEY)
-    issuer = load_certificate(read_public(authority / AUTHORITY_CERTIFICATE), "authority")
-    name = check_name(common_name(request.subject))
-    public_key = request.public_key()
-    if not isinstance(public_key, ec.EllipticCurvePublicKey):
-        raise CredentialsError("signing request: expected an ECDSA key")
-    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    certificate = (
-        _builder(request.subject, issuer.subject, public_key, LEAF_DAYS, now)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    return _pem(certificate)
+    return certificates.issue(load_authority(authority), request_pem, now)
+
+
+def accept(folder: Path, certificate_pem: bytes, authority_pem: bytes, now: Now = utc_now) -> str:
+    """Take the certificate that an authority made for this folder's key; returns the name.
+
+    Everything is checked before anything is written. From the write of the certificate on the
+    new pair is the folder's; repeating the call after a crash finishes it.
+
+    Raises:
+        CredentialsError: The certificate is for another key or name, of another authority than
+            before, or not valid now.
+    """
+    leaf = certificates.load_leaf(certificate_pem, authority_pem, "certificate", now)
+    _check_key(folder, leaf.public_key())
+    known = folder / AUTHORITY_CERTIFICATE
+    if not known.exists():
+        write_private(known, authority_pem)
+    elif read_public(known) != authority_pem:
+        raise CredentialsError(f"{known}: another authority than the one given")
+    _check_same_name(folder, common_name(leaf.subject))
+    replace_private(folder / NODE_CERTIFICATE, certificate_pem)
+    finish_renewal(folder)
+    return common_name(leaf.subject)
 
 
 def enroll(authority: Path, folder: Path, name: str, now: Now = utc_now) -> None:
@@ -124,104 +143,61 @@ def enroll(authority: Path, folder: Path, name: str, now: Now = utc_now) -> None
     request = make_request(folder, name)
     write_private(folder / NODE_CERTIFICATE, sign_request(authority, request, now))
     certificate = read_public(authority / AUTHORITY_CERTIFICATE)
-    write_private(folder / AUTHORITY_CERTIFICATE, certificate)
+    if not (folder / AUTHORITY_CERTIFICATE).exists():
+        write_private(folder / AUTHORITY_CERTIFICATE, certificate)
 
 
-def load_certificate(pem: bytes, where: str) -> x509.Certificate:
-    """Parse one PEM certificate.
-
-    Raises:
-        CredentialsError: It is not one.
-    """
-    try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
-        raise CredentialsError(f"{where}: not a certificate in PEM") from error
-
-
-def load_key(pem: bytes, where: Path) -> ec.EllipticCurvePrivateKey:
-    """Parse one PEM private key.
+def load_pair(folder: Path) -> tuple[bytes, bytes]:
+    """Certificate and the key it is for, both PEM: the present key, or the next one.
 
     Raises:
-        CredentialsError: It is not an unencrypted ECDSA key.
+        CredentialsError: A file is missing, too open, a link, or neither key is the right one.
     """
-    try:
-        key = serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError) as error:
-        raise CredentialsError(f"{where}: not an unencrypted private key in PEM") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CredentialsError(f"{where}: expected an ECDSA key")
-    return key
+    certificate_pem = read_public(folder / NODE_CERTIFICATE)
+    public_key = load_certificate(certificate_pem, NODE_CERTIFICATE).public_key()
+    key_pem = read_private(folder / NODE_KEY)
+    if load_key(key_pem, folder / NODE_KEY).public_key() == public_key:
+        return certificate_pem, key_pem
+    # A renewal that was cut between its two renames.
+    if (folder / NEXT_KEY).exists():
+        key_pem = read_private(folder / NEXT_KEY)
+        if load_key(key_pem, folder / NEXT_KEY).public_key() == public_key:
+            return certificate_pem, key_pem
+    raise CredentialsError(f"{folder}: the certificate is not for the key beside it")
 
 
-def common_name(subject: x509.Name) -> str:
-    """The one common name of ``subject``.
-
-    Raises:
-        CredentialsError: It has none, or several.
-    """
-    values = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    if len(values) != 1 or not isinstance(values[0].value, str):
-        raise CredentialsError("certificate: expected exactly one common name")
-    return values[0].value
-
-
-def _load_request(pem: bytes) -> x509.CertificateSigningRequest:
-    try:
-        request = x509.load_pem_x509_csr(pem)
-        # The signature shows that whoever asks holds the private key.
-        signed = request.is_signature_valid
-    except ValueError as error:
-        raise CredentialsError("signing request: not one in PEM, or with a broken key") from error
-    if not signed:
-        raise CredentialsError("signing request: its signature does not match its key")
-    return request
+def finish_renewal(folder: Path) -> None:
+    """Give the next key its place if the certificate is for it already; else change nothing."""
+    following = folder / NEXT_KEY
+    if not following.exists():
+        return
+    certificate = load_certificate(read_public(folder / NODE_CERTIFICATE), NODE_CERTIFICATE)
+    if load_key(read_private(following), following).public_key() == certificate.public_key():
+        rename_private(following, folder / NODE_KEY)
+        if (folder / REQUEST).exists():
+            remove_private(folder / REQUEST)
 
 
-def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    public_key: ec.EllipticCurvePublicKey,
-    days: int,
-    now: Now,
-) -> x509.CertificateBuilder:
-    start = now()
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public_key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(start - _CLOCK_SKEW)
-        .not_valid_after(start + datetime.timedelta(days=days))
-    )
+def _key_or_new(path: Path) -> ec.EllipticCurvePrivateKey:
+    if not path.exists():
+        write_private(path, certificates.new_key())
+    return load_key(read_private(path), path)
 
 
-def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _check_key(folder: Path, public_key: object) -> None:
+    waiting = [path for path in (folder / NODE_KEY, folder / NEXT_KEY) if path.exists()]
+    if not waiting:
+        raise CredentialsError(f"{folder / NODE_KEY}: no key is there; ask for a certificate first")
+    for path in waiting:
+        if load_key(read_private(path), path).public_key() == public_key:
+            return
+    raise CredentialsError(f"{folder}: the certificate is not for the key beside it")
 
 
-def _common_name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+def _check_same_name(folder: Path, name: str) -> None:
+    present = folder / NODE_CERTIFICATE
+    if not present.exists():
+        return
+    before = common_name(load_certificate(read_public(present), NODE_CERTIFICATE).subject)
+    if before != name:
+        raise CredentialsError(f"certificate: for {name!r}, expected {before!r}")

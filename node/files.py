@@ -7,6 +7,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from kvpack.errors import PublishError
+from kvpack.publish import private_name, publish_new
 from node.errors import CredentialsError
 
 #: Certificates, keys and pins are a few KiB; nothing larger is read.
@@ -33,21 +35,52 @@ def make_private_folder(path: Path) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a new 0600 file and make it durable. Never replaces, never follows a link.
+    """Write a new 0600 file: durable first, then visible. Never replaces, never through a link.
 
     Raises:
         CredentialsError: The name exists, or the file cannot be written.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as sink:
+        with publish_new(path) as sink:
             sink.write(content)
-            sink.flush()
-            os.fsync(sink.fileno())
-    except FileExistsError as error:
-        raise CredentialsError(f"{path}: exists already, and is not replaced") from error
+    except PublishError as error:
+        raise CredentialsError(str(error)) from error
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """Put a 0600 file in the place of ``path``: whoever reads sees the old one or the new one.
+
+    Raises:
+        CredentialsError: The file cannot be written.
+    """
+    fresh = path.with_name(private_name())
+    write_private(fresh, content)
+    rename_private(fresh, path)
+
+
+def rename_private(path: Path, target: Path) -> None:
+    """Give ``path`` the name ``target``, over whatever has it; both in one folder.
+
+    Raises:
+        CredentialsError: It cannot be renamed.
+    """
+    try:
+        path.replace(target)
     except OSError as error:
-        raise CredentialsError(f"{path}: cannot be written ({error.strerror})") from error
+        raise CredentialsError(f"{target}: cannot be replaced ({error.strerror})") from error
+    _sync_folder(target.parent)
+
+
+def remove_private(path: Path) -> None:
+    """Remove a file of ours, durably.
+
+    Raises:
+        CredentialsError: It is not there, or cannot be removed.
+    """
+    try:
+        path.unlink()
+    except OSError as error:
+        raise CredentialsError(f"{path}: cannot be removed ({error.strerror})") from error
     _sync_folder(path.parent)
 
 

@@ -34,11 +34,10 @@ from node.session_service import SERVICE as SESSION_SERVICE
 from node.session_service import SessionService
 from node.sessions import Sessions
 from node.trust import (
-    Credentials,
     Gate,
     GateInterceptor,
+    LiveCredentials,
     Role,
-    load_credentials,
     open_channel,
     server_credentials,
     server_options,
@@ -105,13 +104,14 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         DirectoryError: The directory cannot be read.
         ListenError: The address cannot be bound.
     """
-    credentials = load_credentials(config.credentials_dir)
+    live = LiveCredentials(config.credentials_dir)
+    name = live.current().name
     key = load_key_file(config.credentials_dir / TENANT_KEY)
     for folder in (config.data_dir, config.data_dir / SPOOL, config.data_dir / PACKS):
         make_private_folder(folder)
     async with contextlib.AsyncExitStack() as stack:
         # The port first: a taken one is found before the model is loaded.
-        server, address = _bind(config.address, credentials)
+        server, address = _bind(config.address, live)
         stack.push_async_callback(server.stop, None)
         directory = open_directory(config.directory_url)
         stack.push_async_callback(directory.close)
@@ -119,17 +119,17 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         stack.push_async_callback(journal.close)
         engine = await fitting.load(config.model_dir)
         stack.callback(engine.close)
-        sessions = Sessions(credentials.name, engine, directory, journal)
+        sessions = Sessions(name, engine, directory, journal)
         binding = PackBinding.of(engine.model, key)
-        source = Source(sessions, engine, binding, journal, _connector(credentials))
+        source = Source(sessions, engine, binding, journal, _connector(live))
         spool = config.data_dir / SPOOL
         target = Target(sessions, engine, binding, journal, spool, spools=fitting.spools)
         recovered = await recover(target)
         log.info("restored %d sessions, %d lost", len(recovered.restored), len(recovered.lost))
-        node = Node(credentials.name, address, sessions, Transfers(target), Moves(source))
+        node = Node(name, address, sessions, Transfers(target), Moves(source))
         leases = asyncio.create_task(node.transfers.watch_leases())
         stack.push_async_callback(_cancel, leases)
-        health_service = _add_services(server, credentials, node, config.data_dir / PACKS)
+        health_service = _add_services(server, live, node, config.data_dir / PACKS)
         if fitting.services is not None:
             fitting.services(server, node)
         await server.start()
@@ -137,19 +137,18 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         yield node
 
 
-def _connector(credentials: Credentials) -> Callable[[str, Address], grpc.aio.Channel]:
+def _connector(live: LiveCredentials) -> Callable[[str, Address], grpc.aio.Channel]:
     def connect(peer: str, address: Address) -> grpc.aio.Channel:
+        credentials = live.current()
         return open_channel(credentials, credentials.peer(peer, Role.NODE), address)
 
     return connect
 
 
-def _bind(address: Address, credentials: Credentials) -> tuple[grpc.aio.Server, Address]:
-    server = grpc.aio.server(
-        interceptors=[GateInterceptor(Gate(credentials))], options=server_options()
-    )
+def _bind(address: Address, live: LiveCredentials) -> tuple[grpc.aio.Server, Address]:
+    server = grpc.aio.server(interceptors=[GateInterceptor(Gate(live))], options=server_options())
     try:
-        port = server.add_secure_port(str(address), server_credentials(credentials))
+        port = server.add_secure_port(str(address), server_credentials(live))
     except RuntimeError as error:
         raise ListenError(f"{address}: cannot listen there (in use, or not ours)") from error
     if port == 0:
@@ -158,9 +157,9 @@ def _bind(address: Address, credentials: Credentials) -> tuple[grpc.aio.Server, 
 
 
 def _add_services(
-    server: grpc.aio.Server, credentials: Credentials, node: Node, packs_dir: Path
+    server: grpc.aio.Server, live: LiveCredentials, node: Node, packs_dir: Path
 ) -> health.aio.HealthServicer:
-    gate = Gate(credentials)
+    gate = Gate(live)
     server.add_generic_rpc_handlers((MigrationService(node.transfers, gate).handlers(),))
     session_pb2_grpc.add_SessionServicer_to_server(
         SessionService(node.sessions, node.moves, packs_dir), server

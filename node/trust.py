@@ -9,36 +9,52 @@ same name ends the handshake. What a peer may call depends on the folder its pin
 
 from __future__ import annotations
 
-import enum
-import hashlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import grpc.aio
-from cryptography.hazmat.primitives import serialization
 
 from kvpack import limits
-from node import config, enroll
+from node import certificates, config
+from node.certificates import leaf_digest
+from node.credentials import (
+    Credentials,
+    CredentialsSource,
+    LiveCredentials,
+    PinnedPeer,
+    Role,
+    load_credentials,
+    pin,
+    unpin,
+)
 from node.errors import CredentialsError, PeerRefusedError
-from node.files import make_private_folder, read_private, read_public, write_private
+
+__all__ = [
+    "POLICY",
+    "Credentials",
+    "Gate",
+    "GateInterceptor",
+    "LiveCredentials",
+    "PinnedPeer",
+    "Role",
+    "load_credentials",
+    "open_channel",
+    "pin",
+    "server_credentials",
+    "server_options",
+    "unpin",
+]
 
 log = logging.getLogger(__name__)
 
-
-class Role(enum.Enum):
-    """What a pinned peer is, and the folder of its pin."""
-
-    NODE = "nodes"
-    CLIENT = "clients"
-
-
 #: The widest chunk that the format permits, and its framing.
 MESSAGE_BYTES_MAX: Final = limits.CHUNK_PLAINTEXT_BYTES_MAX + (64 << 10)
+
+#: While a stream runs, pins are looked at again when they were last seen this long ago.
+STREAM_AGE_S: Final = 1.0
 
 _EVERYBODY: Final = frozenset({Role.NODE, Role.CLIENT})
 
@@ -53,99 +69,30 @@ POLICY: Final[Mapping[str, frozenset[Role]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedPeer:
-    """A peer that was enrolled here: its name, its role and its certificate.
-
-    Attributes:
-        name: The common name and only DNS name of the certificate.
-        role: What it may call.
-        certificate_pem: The leaf.
-        digest: SHA-256 of the leaf's DER, 32 bytes.
-    """
-
-    name: str
-    role: Role
-    certificate_pem: bytes
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """A node's or client's key, certificate and pins, as loaded from one folder."""
-
-    name: str
-    certificate_pem: bytes
-    authority_pem: bytes
-    peers: tuple[PinnedPeer, ...]
-    key_pem: bytes = field(repr=False)
-
-    def peer(self, name: str, role: Role = Role.NODE) -> PinnedPeer:
-        """The pinned peer of that name.
-
-        Raises:
-            CredentialsError: It is not pinned here.
-        """
-        for peer in self.peers:
-            if peer.name == name and peer.role is role:
-                return peer
-        raise CredentialsError(f"{name}: no pinned certificate of that name under {role.value}/")
-
-
-def leaf_digest(certificate_pem: bytes) -> bytes:
-    """SHA-256 of the certificate's DER.
-
-    Raises:
-        CredentialsError: Not a certificate.
-    """
-    certificate = enroll.load_certificate(certificate_pem, "certificate")
-    return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
-
-
-def pin(folder: Path, certificate_pem: bytes, role: Role) -> PinnedPeer:
-    """Pin a peer's leaf in the credentials folder ``folder``.
-
-    Raises:
-        CredentialsError: Not a usable certificate, or that name is pinned already.
-    """
-    peer = _peer(certificate_pem, role)
-    make_private_folder(folder / role.value)
-    write_private(folder / role.value / f"{peer.name}.pem", certificate_pem)
-    return peer
-
-
-def load_credentials(folder: Path) -> Credentials:
-    """Read a credentials folder: key, certificate, authority and pins.
-
-    Raises:
-        CredentialsError: A file is missing, too open, a link, or they do not belong together.
-    """
-    key_pem = read_private(folder / enroll.NODE_KEY)
-    key = enroll.load_key(key_pem, folder / enroll.NODE_KEY)
-    certificate_pem = read_public(folder / enroll.NODE_CERTIFICATE)
-    certificate = enroll.load_certificate(certificate_pem, enroll.NODE_CERTIFICATE)
-    if certificate.public_key() != key.public_key():
-        raise CredentialsError(f"{folder}: the certificate is not for the key beside it")
-    return Credentials(
-        name=enroll.check_name(enroll.common_name(certificate.subject)),
-        certificate_pem=certificate_pem,
-        authority_pem=read_public(folder / enroll.AUTHORITY_CERTIFICATE),
-        peers=tuple(_load_pins(folder)),
-        key_pem=key_pem,
-    )
-
-
-def server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
+def server_credentials(live: CredentialsSource) -> grpc.ServerCredentials:
     """mTLS for a server: a caller without a certificate of the authority never gets through.
+
+    Every handshake is made with the certificate that lies in the folder at that moment.
 
     Raises:
         RuntimeError: :func:`node.config.prepare_process` was not called, so TLS 1.2 would pass.
     """
     _require_tls13()
-    return grpc.ssl_server_credentials(
-        [(credentials.key_pem, credentials.certificate_pem)],
-        root_certificates=credentials.authority_pem,
-        require_client_auth=True,
+    served = live.current()
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal served
+        present = live.current()
+        if _material(present) == _material(served):
+            return None
+        served = present
+        log.info("credentials: leaf %s is served from now on", _short(present.certificate_pem))
+        return _configuration(present)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(served),
+        fetch,  # type: ignore[arg-type] # The stubs lack None, which means: unchanged.
+        require_client_authentication=True,
     )
 
 
@@ -154,14 +101,17 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """A channel that reaches exactly the pinned peer, whatever the address resolves to.
 
+    A channel keeps the certificates that it was opened with (grpc-python has no other way), so
+    each piece of work opens its own, with the credentials of that moment. While a peer renews its
+    certificate, two leaves are pinned for it and either one is right.
+
     Raises:
         RuntimeError: :func:`node.config.prepare_process` was not called, so TLS 1.2 would pass.
     """
     _require_tls13()
-    # The leaf as the only root: the chain must end at this very certificate.
-    tls = grpc.ssl_channel_credentials(
-        peer.certificate_pem, credentials.key_pem, credentials.certificate_pem
-    )
+    # Leaves as the only roots: the chain must end at one of these very certificates.
+    roots = b"".join(leaf.certificate_pem for leaf in credentials.leaves(peer))
+    tls = grpc.ssl_channel_credentials(roots, credentials.key_pem, credentials.certificate_pem)
     return grpc.aio.secure_channel(str(address), tls, options=channel_options(peer.name))
 
 
@@ -189,23 +139,49 @@ def server_options() -> list[tuple[str, Any]]:
 
 
 class Gate:
-    """Finds the pinned peer behind a call and says whether it may make it."""
+    """Finds the pinned peer behind a call and says whether it may make it.
 
-    def __init__(self, credentials: Credentials) -> None:
-        self._by_digest = {(peer.digest, peer.role): peer for peer in credentials.peers}
+    Pins and dates are those of the moment of each question: a peer that was unpinned, or whose
+    certificate has expired, makes no further call on a connection that is still open.
+    """
 
-    def admit(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> PinnedPeer:
+    def __init__(
+        self, live: CredentialsSource, now: certificates.Now = certificates.utc_now
+    ) -> None:
+        self._live = live
+        self._now = now
+
+    def admit(
+        self,
+        method: str,
+        context: grpc.aio.ServicerContext[Any, Any],
+        max_age_s: float = 0.0,
+    ) -> PinnedPeer:
         """The peer that calls ``method`` (``/service/name``).
 
+        Args:
+            method: What it calls.
+            context: gRPC's, with its certificate.
+            max_age_s: How old the pins may be that are looked at.
+
         Raises:
-            PeerRefusedError: Its leaf is not pinned, or not for this service.
+            PeerRefusedError: Its leaf is not pinned, not for this service, or not valid now; the
+                message says which, and is for this node's log only.
         """
         roles = POLICY.get(method.rpartition("/")[0].lstrip("/"), frozenset())
-        digest = _peer_digest(context.auth_context())
-        for role in Role:
-            if role in roles and (digest, role) in self._by_digest:
-                return self._by_digest[digest, role]
-        raise PeerRefusedError(f"{method}: leaf {digest.hex()[:16]} is not pinned for it")
+        leaf = _peer_leaf(context.auth_context())
+        peers = self._live.current(max_age_s).peers
+        digest = leaf_digest(leaf)
+        for peer in peers:
+            if peer.digest == digest and peer.role in roles:
+                self._require_valid(peer, method)
+                return peer
+        raise PeerRefusedError(f"{method}: {_why_not_pinned(leaf, digest, peers)}")
+
+    def _require_valid(self, peer: PinnedPeer, method: str) -> None:
+        why = peer.why_invalid(self._now)
+        if why is not None:
+            raise PeerRefusedError(f"{method}: certificate of {peer.name}: {why}")
 
 
 class GateInterceptor(grpc.aio.ServerInterceptor):
@@ -232,66 +208,87 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
             if behaviour is not None:
                 make = getattr(grpc, f"{kind}_rpc_method_handler")
                 guarded: grpc.RpcMethodHandler[Any, Any] = make(
-                    self._guard(behaviour, method),
+                    self._guard(behaviour, method, streams_in=kind.startswith("stream")),
                     request_deserializer=handler.request_deserializer,
                     response_serializer=handler.response_serializer,
                 )
                 return guarded
         return handler
 
-    def _guard(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
-        async def refuse_unless_admitted(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def _guard(
+        self, behaviour: Callable[..., Any], method: str, *, streams_in: bool
+    ) -> Callable[..., Any]:
+        async def admit(context: Any, max_age_s: float = 0.0) -> None:  # noqa: ANN401
             try:
-                self._gate.admit(method, context)
+                self._gate.admit(method, context, max_age_s)
             except PeerRefusedError as error:
                 log.warning("refused: %s", error)
                 # The wire carries no reason: a stranger learns nothing from it.
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, "refused")
 
+        async def still_admitted(messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+            async for message in messages:
+                await admit(context, STREAM_AGE_S)
+                yield message
+
+        def received(request: Any, context: Any) -> Any:  # noqa: ANN401
+            return still_admitted(request, context) if streams_in else request
+
         if inspect.isasyncgenfunction(behaviour):
 
             async def stream(request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401
-                await refuse_unless_admitted(context)
-                async for reply in behaviour(request, context):
+                await admit(context)
+                async for reply in behaviour(received(request, context), context):
+                    await admit(context, STREAM_AGE_S)
                     yield reply
 
             return stream
 
         async def single(request: Any, context: Any) -> Any:  # noqa: ANN401
-            await refuse_unless_admitted(context)
-            return await behaviour(request, context)
+            await admit(context)
+            return await behaviour(received(request, context), context)
 
         return single
 
 
-def _peer_digest(auth_context: Mapping[str, Any]) -> bytes:
+def _peer_leaf(auth_context: Mapping[str, Any]) -> bytes:
     leaves = list(auth_context.get("x509_pem_cert", ()))
     if len(leaves) != 1:
         raise PeerRefusedError("no certificate")
-    return leaf_digest(leaves[0])
+    leaf: bytes = leaves[0]
+    return leaf
+
+
+def _why_not_pinned(leaf: bytes, digest: bytes, peers: tuple[PinnedPeer, ...]) -> str:
+    """Which of the ways of not being pinned: another role, another leaf of a name, a stranger."""
+    which = f"leaf {digest.hex()[:16]}"
+    for peer in peers:
+        if peer.digest == digest:
+            return f"{which}: {peer.name} is not pinned for it, only under {peer.role.value}/"
+    try:
+        name = PinnedPeer.of(leaf, Role.NODE).name
+    except CredentialsError:
+        return f"{which} is not pinned; its name is not one of ours"
+    if any(peer.name == name for peer in peers):
+        return f"{which} is not pinned: it says {name}, whose pinned leaf is another"
+    return f"{which} is not pinned: it says {name}, which is unknown here"
+
+
+def _material(credentials: Credentials) -> tuple[bytes, bytes, bytes]:
+    return credentials.key_pem, credentials.certificate_pem, credentials.authority_pem
+
+
+def _configuration(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(credentials.key_pem, credentials.certificate_pem)],
+        root_certificates=credentials.authority_pem,
+    )
+
+
+def _short(certificate_pem: bytes) -> str:
+    return leaf_digest(certificate_pem).hex()[:16]
 
 
 def _require_tls13() -> None:
     if not config.tls13_only():
         raise RuntimeError("prepare_process() must run before TLS is used")
-
-
-def _peer(certificate_pem: bytes, role: Role) -> PinnedPeer:
-    certificate = enroll.load_certificate(certificate_pem, "certificate")
-    name = enroll.check_name(enroll.common_name(certificate.subject))
-    return PinnedPeer(name, role, certificate_pem, leaf_digest(certificate_pem))
-
-
-def _load_pins(folder: Path) -> list[PinnedPeer]:
-    peers: list[PinnedPeer] = []
-    for role in Role:
-        pins = folder / role.value
-        if not pins.exists():
-            continue
-        make_private_folder(pins)
-        for path in sorted(pins.glob("*.pem")):
-            peer = _peer(read_public(path), role)
-            if path.stem != peer.name:
-                raise CredentialsError(f"{path}: pins a certificate of {peer.name}")
-            peers.append(peer)
-    return peers

@@ -3,77 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 import logging
 import os
 import socket
 import ssl
 import stat
-from types import SimpleNamespace
 
 import grpc
 import grpc.aio
 import pytest
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from node_support import run
+from trust_support import channel_of, code_of, codes, server
 
 from node import enroll, trust
 from node.config import Address
 from node.errors import CredentialsError
 from node.files import read_private, write_private
-from node.migration_service import MigrationService
-from node.pb.v1 import migration_pb2, migration_pb2_grpc, session_pb2, session_pb2_grpc
+from node.pb.v1 import migration_pb2_grpc, session_pb2, session_pb2_grpc
 
 _C = grpc.StatusCode
-
-
-@contextlib.asynccontextmanager
-async def server(world, name="source"):
-    """The gate of a node with its real services behind it, but nothing that could answer."""
-    credentials = trust.load_credentials(world.credentials(name))
-    gate = trust.Gate(credentials)
-    one = grpc.aio.server(
-        interceptors=[trust.GateInterceptor(gate)], options=trust.server_options()
-    )
-    one.add_generic_rpc_handlers((MigrationService(SimpleNamespace(status=None), gate).handlers(),))
-    session_pb2_grpc.add_SessionServicer_to_server(session_pb2_grpc.SessionServicer(), one)
-    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), one)
-    port = one.add_secure_port("127.0.0.1:0", trust.server_credentials(credentials))
-    await one.start()
-    try:
-        yield Address("127.0.0.1", port)
-    finally:
-        await one.stop(None)
-
-
-async def code_of(call, request) -> tuple[grpc.StatusCode, str]:
-    try:
-        await call(request, timeout=5)
-    except grpc.aio.AioRpcError as error:
-        return error.code(), error.details()
-    return _C.OK, ""
-
-
-def channel_of(world, caller, address, peer="source"):
-    credentials = trust.load_credentials(world.credentials(caller))
-    return trust.open_channel(credentials, credentials.peer(peer), address)
-
-
-async def codes(world, caller, address):
-    """What ``caller`` gets from health, Migration and Session."""
-    async with channel_of(world, caller, address) as channel:
-        return (
-            await code_of(
-                health_pb2_grpc.HealthStub(channel).Check, health_pb2.HealthCheckRequest()
-            ),
-            await code_of(
-                migration_pb2_grpc.MigrationStub(channel).Status, migration_pb2.StatusRequest()
-            ),
-            await code_of(
-                session_pb2_grpc.SessionStub(channel).Describe, session_pb2.DescribeRequest()
-            ),
-        )
 
 
 def test_each_role_reaches_its_own_service_and_a_stranger_none(world, caplog):
@@ -107,7 +57,7 @@ def test_streams_are_closed_to_strangers_too(world):
 
 
 def test_every_service_of_a_node_is_in_the_policy_and_others_are_closed(world):
-    credentials = trust.load_credentials(world.credentials("source"))
+    credentials = trust.LiveCredentials(world.credentials("source"))
     gate = trust.Gate(credentials)
 
     class Context:
