@@ -14,10 +14,11 @@ from blake3 import blake3
 
 from kvpack.bundle.forward import ForwardReader
 from kvpack.bundle.index import BundleIndex
+from kvpack.bundle.payload import Depth
 from kvpack.bundle.reader import BundleReader
 from kvpack.bundle.signed import verify_signed
 from kvpack.bundle.snapshots import require_whole
-from kvpack.bundle.walk import Depth, ReadableFile
+from kvpack.bundle.source import ReadableFile
 from kvpack.describe import Description
 from kvpack.errors import FormatError, LimitError
 from kvpack.header import Header
@@ -112,6 +113,7 @@ def verify_bundle(
     sample: Sample | None = None,
     signer: bytes | None = None,
     progress: Callable[[int], None] | None = None,
+    threads: int | None = None,
 ) -> VerifyReport:
     """Verify the bundle at ``path``: footer and manifest first, then every chunk in file order.
 
@@ -123,6 +125,8 @@ def verify_bundle(
         sample: Which chunks, or None for all.
         signer: The public key that must have signed it, or None.
         progress: Told the bytes of every object that is done.
+        threads: How many chunks are checked at a time. None: as many as there are cores for it. The
+            verdict is the same.
 
     Raises:
         OSError: The file cannot be opened or read.
@@ -135,10 +139,10 @@ def verify_bundle(
     with BundleReader.open(path, keyring) as reader:
         index, count = reader.index, len(reader.manifest.references)
         chosen = None if sample is None else sample.choose(index.manifest_blob, count)
-        reader.check(depth, chosen, progress)
+        reader.check(depth, chosen, progress, threads=threads)
         opened = 0 if depth is Depth.QUICK else count if chosen is None else len(chosen)
     if signer is not None:
-        _, _, tail = verify_signed(path, signer, progress)
+        _, _, tail = verify_signed(path, signer, progress, threads=threads)
         # The file was read twice; a verdict is about one file.
         if (tail.manifest_blob, tail.signature) != (index.manifest_blob, index.signature):
             raise FormatError("file", "the same file all along", "another one meanwhile")
@@ -166,6 +170,8 @@ def verify_signature(
     signer: bytes,
     expectation: Expectation | None = None,
     progress: Callable[[int], None] | None = None,
+    *,
+    threads: int | None = None,
 ) -> VerifyReport:
     """Verify the bundle at ``path`` by its signature alone, without a secret.
 
@@ -175,7 +181,7 @@ def verify_signature(
         OSError: The file cannot be opened or read. And everything that
             :func:`kvpack.bundle.verify_signed` raises; IncompleteError for a delta.
     """
-    header, manifest, tail = verify_signed(path, signer, progress)
+    header, manifest, tail = verify_signed(path, signer, progress, threads=threads)
     if expectation is not None:
         expectation.require(header)
     require_whole(manifest)

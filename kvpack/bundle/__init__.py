@@ -3,10 +3,10 @@
 from kvpack.bundle.footer import Footer
 from kvpack.bundle.forward import ForwardReader
 from kvpack.bundle.index import BundleIndex
+from kvpack.bundle.payload import Depth
 from kvpack.bundle.reader import BundleReader
 from kvpack.bundle.signed import verify_signed
 from kvpack.bundle.snapshots import parse_token_ids, read_snapshot, require_whole, write_snapshot
-from kvpack.bundle.walk import Depth
 from kvpack.bundle.writer import BundleWriter
 from kvpack.header import Header, decode_header, encode_header
 from kvpack.publish import publish_new

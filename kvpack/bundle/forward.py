@@ -13,8 +13,10 @@ from blake3 import blake3
 
 from kvpack import limits
 from kvpack.bundle.index import TAIL_BYTES_MAX, BundleIndex, not_named_here, open_index
+from kvpack.bundle.payload import Depth
 from kvpack.bundle.reader import BundleReader, SeekableFile
-from kvpack.bundle.walk import ChunkWalk, Depth, ReadableFile, fill_from
+from kvpack.bundle.source import ReadableFile, fill_from
+from kvpack.bundle.walk import ChunkWalk
 from kvpack.bundle.writer import write_all
 from kvpack.chunk import ChunkHeader, ChunkReference, Codec, OpenedChunk
 from kvpack.errors import FormatError, LimitError

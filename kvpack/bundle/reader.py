@@ -5,17 +5,24 @@ from __future__ import annotations
 import io
 import os
 import stat
+import threading
 from collections.abc import Callable, Container, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Protocol
 
 from kvpack.bundle.footer import FOOTER_BYTES, decode_footer
+from kvpack.bundle.in_order import in_order, thread_count
 from kvpack.bundle.index import BundleIndex, open_index
-from kvpack.bundle.walk import ChunkWalk, Depth, ReadableFile, fill_from
+from kvpack.bundle.payload import Depth, PayloadCheck
+from kvpack.bundle.source import PlacedSource, ReadableFile, fill_from
+from kvpack.bundle.walk import ChunkWalk
 from kvpack.chunk import ChunkHeader, OpenedChunk
 from kvpack.errors import AuthenticationError, FormatError
 from kvpack.header import FIXED_BYTES, Header, HeaderPrefix, parse_prefix, tenant_bytes
-from kvpack.keys import Keyring
+from kvpack.keys import EpochKey, Keyring
 from kvpack.manifest import Manifest
 
 
@@ -96,11 +103,37 @@ def read_tail(source: FileSource) -> bytes:
     return source.read(footer.manifest_offset, footer.tail_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A chunk that passed: its place in file order, and whether its payload was read for it."""
+
+    index: int
+    header: ChunkHeader
+    payload_read: bool
+
+    @property
+    def where(self) -> str:
+        return f"chunks[{self.index}]"
+
+
+class _PerThread(threading.local):
+    """Buffers for each thread that checks chunks of one bundle."""
+
+    def __init__(self, key_of: Callable[[int], EpochKey]) -> None:
+        self._payload = PayloadCheck(key_of)
+
+    def check(
+        self, chunk: _Checked, source: PlacedSource, associated: bytes, depth: Depth
+    ) -> _Checked:
+        self._payload.check(source, chunk.header, associated, chunk.where, depth)
+        return chunk
+
+
 class BundleReader:
     """One bundle, its manifest authentic and gated when the constructor returns.
 
     Chunks are checked one by one as they are read; each comes out only after its own tag, and is a
-    value that later changes of the file cannot reach. One thread at a time.
+    value that later changes of the file cannot reach. Callers: one thread at a time.
 
     Args:
         file: A seekable binary file. It stays open while the reader is used.
@@ -122,6 +155,8 @@ class BundleReader:
         header_bytes = self._source.read(0, prefix.header_bytes)
         self.index: BundleIndex = open_index(key, header_bytes, tail, self._source.file_bytes)
         self._walk = ChunkWalk(self._source, keyring, prefix)
+        # Only of this kind is it known that a place of it can be read without its position.
+        self._descriptor = file.fileno() if isinstance(file, io.FileIO) else None
         self._close = getattr(file, "close", None)
 
     @classmethod
@@ -178,6 +213,8 @@ class BundleReader:
         depth: Depth = Depth.FULL,
         chosen: Container[int] | None = None,
         progress: Callable[[int], None] | None = None,
+        *,
+        threads: int | None = None,
     ) -> None:
         """Check every chunk and release none.
 
@@ -185,19 +222,42 @@ class BundleReader:
             depth: How much of each.
             chosen: The chunks whose payload is read; of the others only the headers. None: all.
             progress: Told the bytes of every object that is done.
+            threads: How many chunks at a time, where the file allows it. None: as many as there are
+                cores for it. The verdict is the same.
 
         Raises:
             FormatError: An object is not one; also VersionError, LimitError.
             AuthenticationError: An object was changed or replaced.
             IdentityMismatchError: A chunk of another model; also LayoutMismatchError.
         """
-        for index, header in self._headers():
+        count = thread_count(threads, self.index.footer.chunks_bytes)
+        if self._descriptor is None or depth is Depth.QUICK:
+            count = 1
+        with closing(in_order(self._check_jobs(depth, chosen, count), count)) as checked:
+            for done in checked:
+                self._require(done.index, done.header, tag_checked=done.payload_read)
+                if progress is not None:
+                    progress(done.header.reference.object_bytes)
+
+    def _check_jobs(
+        self, depth: Depth, chosen: Container[int] | None, threads: int
+    ) -> Iterator[Callable[[], _Checked]]:
+        """One job for each chunk. The headers are read here, one after the other."""
+        mine = _PerThread(self._walk.key)
+        for index, header, offset in self._headers():
             reads = depth is not Depth.QUICK and (chosen is None or index in chosen)
-            if reads:
-                self._walk.check(header, f"chunks[{index}]", depth)
-            self._require(index, header, tag_checked=reads)
-            if progress is not None:
-                progress(header.reference.object_bytes)
+            if threads == 1 or not reads or self._descriptor is None:
+                yield partial(self._check_here, _Checked(index, header, reads), depth)
+                continue
+            source = PlacedSource(self._descriptor, offset + header.reference.header_bytes)
+            associated = bytes(self._walk.header_bytes(header))
+            yield partial(mine.check, _Checked(index, header, reads), source, associated, depth)
+
+    def _check_here(self, chunk: _Checked, depth: Depth) -> _Checked:
+        """Check the chunk whose header was read last."""
+        if chunk.payload_read:
+            self._walk.check(chunk.header, chunk.where, depth)
+        return chunk
 
     def objects(self) -> Iterator[bytes]:
         """Every object in file order, as stored: to send, or to write into another bundle.
@@ -226,16 +286,16 @@ class BundleReader:
         self._require(index, header, tag_checked=True)
         return opened
 
-    def _headers(self) -> Iterator[tuple[int, ChunkHeader]]:
-        """Walk by the objects' own lengths, as a forward reader must: both then agree."""
+    def _headers(self) -> Iterator[tuple[int, ChunkHeader, int]]:
+        """Index, header and offset. Walks by the objects' own lengths, as a forward reader must."""
         offset = self.index.footer.header_bytes
         for index in range(len(self.manifest.references)):
             header = self._read_header(index, offset)
-            yield index, header
+            yield index, header, offset
             offset += header.reference.object_bytes
 
     def _objects(self) -> Iterator[tuple[int, ChunkHeader, memoryview]]:
-        for index, header in self._headers():
+        for index, header, _ in self._headers():
             yield index, header, self._walk.read_object(header, f"chunks[{index}]")
 
     def _read_header(self, index: int, offset: int) -> ChunkHeader:

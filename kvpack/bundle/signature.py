@@ -34,7 +34,16 @@ class SignatureTranscript:
 
     def add_object(self, data: bytes | memoryview) -> None:
         """The next object in file order, as stored."""
-        self._message += len(data).to_bytes(8, "little") + blake3(data).digest()
+        self.add_digest(len(data), blake3(data).digest())
+
+    def add_digest(self, object_bytes: int, digest: bytes) -> None:
+        """The next object, hashed by the caller.
+
+        Args:
+            object_bytes: Its length.
+            digest: BLAKE3 of the object, 32 bytes.
+        """
+        self._message += object_bytes.to_bytes(8, "little") + digest
 
     def message(self, manifest_blob: bytes) -> bytes:
         """What is signed, now that the manifest is known."""

@@ -6,6 +6,8 @@ them over a wire writes the same file, byte for byte, that their source would wr
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -136,10 +138,19 @@ def require_same_references(
     """Refuse objects that are not the ones a manifest refers to, in its order.
 
     Raises:
-        FormatError: Names the first that differs.
+        FormatError: Names the first chunk and field that differ.
     """
     if len(expected) != len(found):
         raise FormatError("manifest.references", f"{len(expected)} chunks", f"{len(found)} chunks")
     for index, (ours, theirs) in enumerate(zip(expected, found, strict=True)):
-        if ours != theirs:
-            raise FormatError(f"chunks[{index}]", ours.slot, theirs.slot)
+        for field in dataclasses.fields(ChunkReference):
+            left, right = getattr(ours, field.name), getattr(theirs, field.name)
+            if left != right:
+                raise FormatError(f"chunks[{index}].{field.name}", _shown(left), _shown(right))
+
+
+def _shown(value: object) -> object:
+    """A field's value for a message: ids short, codes by their names."""
+    if isinstance(value, bytes):
+        return value.hex()[:16] + "…"
+    return value.value if isinstance(value, enum.Enum) else value

@@ -110,8 +110,16 @@ def check_content_id(context: SealContext, opened: OpenedChunk, where: str) -> N
     Raises:
         AuthenticationError: The claimed id is not the recomputed one.
     """
-    found = recompute_content_id(context, opened)
-    if not hmac.compare_digest(found, opened.reference.content_id):
+    require_content_id(opened.reference, recompute_content_id(context, opened), where)
+
+
+def require_content_id(reference: ChunkReference, found: bytes, where: str) -> None:
+    """Refuse a reference that claims another content id than ``found``, the plaintext's own.
+
+    Raises:
+        AuthenticationError: The claimed id is not the recomputed one.
+    """
+    if not hmac.compare_digest(found, reference.content_id):
         raise AuthenticationError(where, "content id is not that of the plaintext")
 
 
@@ -203,30 +211,43 @@ def decrypt(
 #: A piece and what it decrypts to stay in a core's second-level cache together.
 PIECE_BYTES: Final = 256 << 10
 
+#: The cipher asks for room for one block more than it is given.
+SCRATCH_BYTES: Final = PIECE_BYTES + 16
+
 
 def can_check_in_pieces(reference: ChunkReference) -> bool:
-    """Whether the tag alone proves the chunk, and the cipher can be fed piece by piece."""
+    """Whether cipher and hash can be fed piece by piece: no codec needs the whole."""
     return reference.codec is Codec.RAW and reference.aead is Aead.AES_256_GCM
 
 
 class TagCheck:
-    """Step 4 for whoever wants the verdict and not the plaintext, which is never kept.
+    """Step 4 for whoever wants the verdict and not the plaintext, which never leaves one piece.
 
     Args:
         key: Root of the chunk's epoch.
         reference: The chunk; :func:`can_check_in_pieces` is true of it.
         associated: The header's bytes.
+        scratch: Reused for each piece's plaintext, ``SCRATCH_BYTES`` long.
     """
 
-    def __init__(self, key: EpochKey, reference: ChunkReference, associated: memoryview) -> None:
+    def __init__(
+        self,
+        key: EpochKey,
+        reference: ChunkReference,
+        associated: bytes | memoryview,
+        scratch: memoryview,
+    ) -> None:
         chunk_key = key.subkey("chunk", reference.seal_id)
         self._decryptor = Cipher(algorithms.AES(chunk_key), modes.GCM(NONCE)).decryptor()
         self._decryptor.authenticate_additional_data(associated)
-        self._dropped = bytearray(PIECE_BYTES + algorithms.AES.block_size // 8)
+        self._plain = scratch
 
-    def update(self, piece: memoryview) -> None:
-        """The next piece of ciphertext, at most ``PIECE_BYTES``."""
-        self._decryptor.update_into(piece, self._dropped)
+    def update(self, piece: memoryview) -> memoryview:
+        """The next piece of ciphertext; returns what it decrypts to, valid until the next one.
+
+        Nothing of it is proved before :meth:`finish`: it may be hashed, and nothing else.
+        """
+        return self._plain[: self._decryptor.update_into(piece, self._plain)]
 
     def finish(self, tag: memoryview, where: str) -> None:
         """Check the tag.

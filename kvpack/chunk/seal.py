@@ -104,6 +104,19 @@ def seal_tile(
     return _seal(context, slot, tile.data, codec, element_bytes)
 
 
+def seal_draft_tile(
+    context: SealContext, tile: Tile, codec: Codec = Codec.RAW, *, element_bytes: int = 2
+) -> SealedChunk:
+    """Seal the rows of a draft model. Its ``context`` has the draft's digests, not the target's.
+
+    Raises:
+        LimitError: The tile is larger than a chunk may be.
+    """
+    spec = tile.spec
+    slot = _Slot(ChunkClass.DRAFT, spec.layers, spec.first_position, spec.token_count)
+    return _seal(context, slot, tile.data, codec, element_bytes)
+
+
 def seal_component(
     context: SealContext,
     chunk_class: ChunkClass,
@@ -218,6 +231,11 @@ def compute_content_id(
 
     The ids in ``reference`` are not looked at.
     """
+    return content_hasher(context, reference, len(plaintext)).update(plaintext).digest()
+
+
+def content_hasher(context: SealContext, reference: ChunkReference, plain_bytes: int) -> blake3:
+    """The content id but for the plaintext: for whoever has that in pieces."""
     tenant = context.key.tenant.encode()
     hasher = blake3(key=context.key.subkey("content-id"))
     hasher.update(len(tenant).to_bytes(2, "little") + tenant)
@@ -232,9 +250,9 @@ def compute_content_id(
         )
     )
     hasher.update(len(reference.layers).to_bytes(2, "little") + encode_layers(reference.layers))
-    for number in (reference.first_position, reference.token_count, len(plaintext)):
+    for number in (reference.first_position, reference.token_count, plain_bytes):
         hasher.update(number.to_bytes(4, "little"))
-    return hasher.update(plaintext).digest()
+    return hasher
 
 
 def compute_seal_id(

@@ -13,7 +13,7 @@ import click
 from kvpack import limits
 from kvpack.bundle import BundleReader, Header, publish_new, read_snapshot, require_whole
 from kvpack.bundle.reader import open_regular
-from kvpack.bundle.walk import fill_from
+from kvpack.bundle.source import fill_from
 from kvpack.cli import output
 from kvpack.errors import LimitError
 from kvpack.identity import require_same_identity

@@ -146,6 +146,34 @@ def test_a_volume_without_links_is_refused_by_name(
     assert _names(tmp_path) == []
 
 
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_long_file_is_written_out_on_the_way_and_flushed_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    calls: list[object] = []
+    flush = os.fsync
+
+    def advise(descriptor: int, offset: int, length: int, advice: int) -> None:
+        assert (offset, advice) == (0, 4)
+        calls.append(length)
+        if refuses:
+            raise OSError(errno.EINVAL, "invalid argument")
+
+    def note(descriptor: int) -> None:
+        calls.append("fsync")
+        flush(descriptor)
+
+    monkeypatch.setattr(publish.os, "posix_fadvise", advise, raising=False)
+    monkeypatch.setattr(publish.os, "POSIX_FADV_DONTNEED", 4, raising=False)
+    monkeypatch.setattr(publish.os, "fsync", note)
+    piece = os.urandom(publish.WRITE_OUT_BYTES // 4)
+    with publish_new(tmp_path / "a") as file:
+        for _ in range(9):
+            file.write(piece)
+    assert calls == [4 * len(piece), 8 * len(piece), "fsync", "fsync"]  # The file and its folder.
+    assert (tmp_path / "a").read_bytes() == 9 * piece
+
+
 def test_partial_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = os.write
     monkeypatch.setattr(publish.os, "write", lambda fd, data: whole(fd, data[:3]))
