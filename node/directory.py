@@ -3,19 +3,38 @@
 A directory keeps one entry for each session: the owning node and the revision of the write that
 made it owner. Every change compares the whole token, so of two that start from one token exactly
 one happens. Its compare-and-swap is the commit point of every move.
+
+An owner that gives its session up leaves a tombstone (:class:`Released`). So an id that the
+directory does not know was never claimed, or the directory lost it: that proves nothing about
+who owns it, and whoever waits for an answer goes on waiting.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from kvpack import limits
 from node.errors import DirectoryAmbiguousError, DirectoryError, UsageError
 
 DIRECTORY_ID_BYTES: Final = 16
 NONCE_BYTES: Final = 16
+INCARNATION_BYTES: Final = 16
+
+#: A guarded value: a reference to a published cut, not the cut. One page of the database.
+VALUE_BYTES_MAX: Final = 4096
+
+#: A node's lease, from the moment its renewal was sent. Renewed three times as often.
+LEASE_S: Final = 15.0
+LEASE_S_MIN: Final = 0.5
+LEASE_S_MAX: Final = 600.0
+
+#: The longest single wait for a change.
+WATCH_S_MAX: Final = 60.0
+
+_COUNTER_MAX: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +57,8 @@ class OwnershipToken:
     def __post_init__(self) -> None:
         length = len(self.directory_id)
         limits.check_range("token.directory_id", length, 16, 16, "bytes")
-        limits.check_range("token.generation", self.generation, 1, (1 << 63) - 1)
-        limits.check_range("token.revision", self.revision, 1, (1 << 63) - 1)
+        limits.check_range("token.generation", self.generation, 1, _COUNTER_MAX)
+        limits.check_range("token.revision", self.revision, 1, _COUNTER_MAX)
 
     def newer_than(self, other: OwnershipToken) -> bool:
         """Whether this token was made after ``other``, by (generation, revision)."""
@@ -56,15 +75,76 @@ class Ownership:
     nonce: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A tombstone: the session's owner gave it up, and nobody has claimed it since.
+
+    Attributes:
+        session_id: Which.
+        last_node: Its last owner.
+        token: The token that it was released under.
+        released_revision: Revision of the release itself.
+    """
+
+    session_id: str
+    last_node: str
+    token: OwnershipToken
+    released_revision: int
+
+
+#: What a directory knows of a session id. None beside it: it does not know the id.
+Record: TypeAlias = Ownership | Released
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A value that an owner wrote under its token: a reference to its last published cut."""
+
+    token: OwnershipToken
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryState:
+    """Which directory it is and how far it has come. ``revision`` is 0 where nothing happened."""
+
+    directory_id: bytes
+    generation: int
+    revision: int
+
+    def __post_init__(self) -> None:
+        limits.check_range("directory.id", len(self.directory_id), 16, 16, "bytes")
+        limits.check_range("directory.generation", self.generation, 1, _COUNTER_MAX)
+        limits.check_range("directory.revision", self.revision, 0, _COUNTER_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLease:
+    """A node's lease as the directory sees it; ``left_s`` is 0 where it is over."""
+
+    node: str
+    incarnation: bytes
+    left_s: float
+
+
 class Directory(Protocol):
     """What a node needs of a directory. Every method may raise :class:`DirectoryError`.
 
     A write whose reply was lost raises :class:`DirectoryAmbiguousError`; :func:`settle` then says
-    what became of it, by its nonce.
+    what became of it, by its nonce. Every write may be repeated: what it asks for and finds done by
+    its own nonce or token it reports as done.
     """
 
-    async def owner(self, session_id: str) -> Ownership | None:
-        """The session's entry, or None where nobody owns it."""
+    async def state(self) -> DirectoryState:
+        """Which directory this is, and how far it has come."""
+        ...
+
+    async def owner(self, session_id: str) -> Record | None:
+        """The session's entry or tombstone; None where the directory does not know the id."""
+        ...
+
+    async def watch(self, session_id: str, seen: Record | None, timeout_s: float) -> Record | None:
+        """What :meth:`owner` gives, as soon as it is not ``seen``, or after ``timeout_s``."""
         ...
 
     async def claim(self, session_id: str, node: str, nonce: bytes) -> OwnershipToken:
@@ -88,21 +168,90 @@ class Directory(Protocol):
         """
         ...
 
+    async def takeover(
+        self, session_id: str, token: OwnershipToken, node: str, nonce: bytes
+    ) -> OwnershipToken:
+        """Like :meth:`transfer`, but from an owner that did not agree: its lease must be over.
+
+        Raises:
+            LeaseLiveError: It is not.
+            StaleTokenError: ``token`` is not the current one, or nobody owns the session.
+        """
+        ...
+
     async def release(self, session_id: str, token: OwnershipToken) -> None:
-        """Remove the session's entry if ``token`` is still the current one.
+        """Replace the session's entry by a tombstone if ``token`` is still the current one.
 
         Raises:
             StaleTokenError: It is not.
         """
         ...
 
+    async def put(self, session_id: str, token: OwnershipToken, value: bytes) -> None:
+        """Keep ``value``, up to 4,096 bytes, with the session if ``token`` is the current one.
+
+        It stays when ownership changes hands, until the next owner replaces it; a release or a
+        fresh claim removes it.
+
+        Raises:
+            StaleTokenError: It is not.
+        """
+        ...
+
+    async def published(self, session_id: str) -> Published | None:
+        """The value that was put last, and under which token."""
+        ...
+
     async def owned_by(self, node: str) -> list[Ownership]:
         """All entries of ``node``, by session id."""
+        ...
+
+    async def register(self, node: str, incarnation: bytes, ttl_s: float) -> DirectoryState:
+        """Begin the lease of ``node``, whoever holds it: a process that was started again."""
+        ...
+
+    async def renew(self, node: str, incarnation: bytes, ttl_s: float) -> DirectoryState:
+        """Extend the lease by ``ttl_s`` from now. Moves no token. Also after it was over.
+
+        Raises:
+            LeaseLostError: Another process registered under that name since.
+        """
+        ...
+
+    async def expire(self, node: str, incarnation: bytes) -> None:
+        """End the lease of a node that stops. Does nothing where another process holds it."""
+        ...
+
+    async def lease(self, node: str) -> NodeLease | None:
+        """The lease of ``node``, or None where it never registered."""
         ...
 
     async def close(self) -> None:
         """Give up files and connections."""
         ...
+
+
+class Whose(enum.Enum):
+    """What a directory's answer says to a node that owned a session by some token."""
+
+    OURS = "ours"
+    OTHERS = "others"  # somebody else owns it, or owned it last and gave it up
+    UNKNOWN = "unknown"  # no proof of anything: another directory, an older one, a lost entry
+
+
+def whose(record: Record | None, node: str, token: OwnershipToken) -> Whose:
+    """What ``record`` says to ``node``, which knows that it owned the session by ``token``.
+
+    Only what is not older than ``token`` is proof. A tombstone under ``token`` itself is: only its
+    owner can have written it, and nobody can start from that token any more.
+    """
+    if record is None or record.token.directory_id != token.directory_id:
+        return Whose.UNKNOWN
+    if token.newer_than(record.token):
+        return Whose.UNKNOWN
+    if isinstance(record, Released) or record.node != node:
+        return Whose.OTHERS
+    return Whose.OURS
 
 
 async def transfer_settled(
@@ -126,13 +275,16 @@ async def settle(
 ) -> OwnershipToken:
     """Find out whether a transfer happened, and make it happen where it still can.
 
+    The first write may even arrive while this runs: a transfer that finds its own nonce in the
+    entry reports success, so the two are one.
+
     Raises:
         StaleTokenError: It did not happen and cannot any more.
         DirectoryAmbiguousError: Still nobody knows.
     """
     try:
         entry = await directory.owner(session_id)
-        if entry is not None and entry.nonce == nonce:
+        if isinstance(entry, Ownership) and entry.nonce == nonce:
             return entry.token
         # Not there: either it never happened, or somebody wrote since. The compare tells.
         return await directory.transfer(session_id, token, node, nonce)

@@ -3,86 +3,167 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+from kvpack import limits
+from node import directory_tables as tables
+from node.clock import BootClock, Clock
 from node.database import Database, DatabaseUnavailable, DatabaseUnsettled
-from node.directory import DIRECTORY_ID_BYTES, Ownership, OwnershipToken
-from node.errors import (
-    DirectoryAmbiguousError,
-    DirectoryError,
-    SessionExistsError,
-    StaleTokenError,
+from node.directory import (
+    LEASE_S_MAX,
+    LEASE_S_MIN,
+    VALUE_BYTES_MAX,
+    WATCH_S_MAX,
+    DirectoryState,
+    NodeLease,
+    Ownership,
+    OwnershipToken,
+    Published,
+    Record,
 )
+from node.errors import DirectoryAmbiguousError, DirectoryError, LeaseLiveError
 
 _T = TypeVar("_T")
 
-_APPLICATION_ID: Final = 0x6B766431  # "kvd1"
-_SCHEMA: Final = (
-    """CREATE TABLE IF NOT EXISTS directory (
-        one INTEGER PRIMARY KEY CHECK (one = 1),
-        id BLOB NOT NULL, generation INTEGER NOT NULL, revision INTEGER NOT NULL) STRICT""",
-    """CREATE TABLE IF NOT EXISTS ownership (
-        session_id TEXT PRIMARY KEY, node TEXT NOT NULL,
-        revision INTEGER NOT NULL UNIQUE, nonce BLOB NOT NULL) STRICT, WITHOUT ROWID""",
-)
+#: Between two looks of one that watches. SQLite tells nobody of a change in another process.
+POLL_S: Final = 0.1
+
+#: Entries that are read at once.
+PAGE_MAX: Final = 1000
 
 
 class SqliteDirectory:
     """A :class:`node.directory.Directory` in one SQLite file.
 
+    Args:
+        path: The file; made where there is none.
+        clock: What leases are measured by; one for all processes that use the file.
+
     Raises:
         DirectoryError: The file cannot be used.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        self._clock = clock or BootClock()
         try:
-            self._database = Database(path, _APPLICATION_ID, _SCHEMA)
-            self._database.run(_make_identity)
+            self._database = Database(path, tables.APPLICATION_ID, tables.SCHEMA)
+            self._database.run(tables.make_identity)
         except DatabaseUnavailable as error:
             raise DirectoryError(f"directory {path}: {error}") from error
 
-    async def owner(self, session_id: str) -> Ownership | None:
-        return await self._look(lambda connection: _read(connection, session_id))
+    async def state(self) -> DirectoryState:
+        return await self._look(tables.read_state)
+
+    async def owner(self, session_id: str) -> Record | None:
+        return await self._look(lambda connection: tables.read_record(connection, session_id))
+
+    async def watch(self, session_id: str, seen: Record | None, timeout_s: float) -> Record | None:
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + min(timeout_s, WATCH_S_MAX)
+        while True:
+            found = await self.owner(session_id)
+            left_s = end_s - loop.time()
+            if found != seen or left_s <= 0:
+                return found
+            await asyncio.sleep(min(POLL_S, left_s))
 
     async def claim(self, session_id: str, node: str, nonce: bytes) -> OwnershipToken:
-        def work(connection: sqlite3.Connection) -> OwnershipToken:
-            if _read(connection, session_id) is not None:
-                raise SessionExistsError(f"session {session_id}: somebody owns it already")
-            return _write(connection, session_id, node, nonce)
-
-        return await self._run(work)
+        return await self._run(lambda c: tables.claim(c, session_id, node, nonce))
 
     async def transfer(
         self, session_id: str, token: OwnershipToken, node: str, nonce: bytes
     ) -> OwnershipToken:
+        return await self._run(lambda c: tables.transfer(c, session_id, token, node, nonce))
+
+    async def takeover(
+        self, session_id: str, token: OwnershipToken, node: str, nonce: bytes
+    ) -> OwnershipToken:
+        await self._run(lambda c: self._begin_to_count(c, session_id))
+
         def work(connection: sqlite3.Connection) -> OwnershipToken:
-            _require_current(connection, session_id, token)
-            return _write(connection, session_id, node, nonce)
+            record = tables.read_record(connection, session_id)
+            if not (isinstance(record, Ownership) and record.node == node):
+                entry = tables.require_current(record, session_id, token)
+                self._require_lease_over(connection, entry)
+            return tables.transfer(connection, session_id, token, node, nonce)
 
         return await self._run(work)
 
     async def release(self, session_id: str, token: OwnershipToken) -> None:
-        def work(connection: sqlite3.Connection) -> None:
-            _require_current(connection, session_id, token)
-            connection.execute("DELETE FROM ownership WHERE session_id = ?", (session_id,))
+        await self._run(lambda c: tables.release(c, session_id, token))
 
-        await self._run(work)
+    async def put(self, session_id: str, token: OwnershipToken, value: bytes) -> None:
+        limits.check_range("directory.value", len(value), 0, VALUE_BYTES_MAX, "bytes")
+        await self._run(lambda c: tables.put(c, session_id, token, value))
+
+    async def published(self, session_id: str) -> Published | None:
+        return await self._look(lambda c: tables.read_published(c, session_id))
 
     async def owned_by(self, node: str) -> list[Ownership]:
-        def work(connection: sqlite3.Connection) -> list[Ownership]:
-            rows = connection.execute(
-                f"{_SELECT} WHERE node = ? ORDER BY session_id", (node,)
-            ).fetchall()
-            return [_entry(row) for row in rows]
+        found: list[Ownership] = []
+        while True:
+            after = found[-1].session_id if found else ""
+            page = await self.owned_page(node, after, PAGE_MAX)
+            found += page
+            if len(page) < PAGE_MAX:
+                return found
 
-        return await self._look(work)
+    async def owned_page(self, node: str, after: str, size: int) -> list[Ownership]:
+        """Up to ``size`` entries of ``node`` after the id ``after``, by session id."""
+        return await self._look(lambda c: tables.read_page(c, node, after, min(size, PAGE_MAX)))
+
+    async def register(self, node: str, incarnation: bytes, ttl_s: float) -> DirectoryState:
+        length_ms = _lease_ms(ttl_s)
+        return await self._run(
+            lambda c: tables.register(c, node, incarnation, length_ms, self._now_ms())
+        )
+
+    async def renew(self, node: str, incarnation: bytes, ttl_s: float) -> DirectoryState:
+        length_ms = _lease_ms(ttl_s)
+        return await self._run(
+            lambda c: tables.renew(c, node, incarnation, length_ms, self._now_ms())
+        )
+
+    async def expire(self, node: str, incarnation: bytes) -> None:
+        await self._run(lambda c: tables.expire(c, node, incarnation, self._now_ms()))
+
+    async def lease(self, node: str) -> NodeLease | None:
+        return await self._look(lambda c: tables.read_lease(c, node, self._now_ms()))
+
+    async def adopt(self, above: int = 0) -> DirectoryState:
+        """Make every token that was given out so far stale: after a restore, a copy, a new host.
+
+        Args:
+            above: Raise the generation over this one, too: the highest that any node has seen.
+
+        Raises:
+            LimitError: ``above`` is outside the range of a generation.
+        """
+        limits.check_range("directory.generation", above, 0, (1 << 62))
+        return await self._run(lambda c: tables.adopt(c, above))
 
     async def close(self) -> None:
         await asyncio.to_thread(self._database.close)
+
+    def _now_ms(self) -> int:
+        return int(self._clock.now_s() * 1000)
+
+    def _begin_to_count(self, connection: sqlite3.Connection, session_id: str) -> None:
+        record = tables.read_record(connection, session_id)
+        if isinstance(record, Ownership):
+            tables.begin_to_count(connection, record.node, self._now_ms())
+
+    def _require_lease_over(self, connection: sqlite3.Connection, entry: Ownership) -> None:
+        lease = tables.read_lease(connection, entry.node, self._now_ms())
+        if lease is None or lease.left_s > 0:
+            left = "a while" if lease is None else f"{lease.left_s:.1f} s"
+            raise LeaseLiveError(
+                f"session {entry.session_id}: the lease of its owner, node {entry.node}, "
+                f"runs for another {left}"
+            )
 
     async def _look(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
@@ -99,50 +180,8 @@ class SqliteDirectory:
             raise DirectoryError(f"directory: {error}") from error
 
 
-def _make_identity(connection: sqlite3.Connection) -> None:
-    connection.execute(
-        "INSERT OR IGNORE INTO directory (one, id, generation, revision) VALUES (1, ?, 1, 0)",
-        (secrets.token_bytes(DIRECTORY_ID_BYTES),),
+def _lease_ms(ttl_s: float) -> int:
+    limits.check_range(
+        "lease.ttl", round(ttl_s * 1000), round(LEASE_S_MIN * 1000), round(LEASE_S_MAX * 1000), "ms"
     )
-
-
-_SELECT: Final = """SELECT session_id, node, directory.id, generation, ownership.revision, nonce
-    FROM ownership, directory"""
-
-
-def _entry(row: tuple[str, str, bytes, int, int, bytes]) -> Ownership:
-    session_id, node, directory_id, generation, revision, nonce = row
-    return Ownership(session_id, node, OwnershipToken(directory_id, generation, revision), nonce)
-
-
-def _read(connection: sqlite3.Connection, session_id: str) -> Ownership | None:
-    row = connection.execute(f"{_SELECT} WHERE session_id = ?", (session_id,)).fetchone()
-    return None if row is None else _entry(row)
-
-
-def _require_current(
-    connection: sqlite3.Connection, session_id: str, token: OwnershipToken
-) -> None:
-    entry = _read(connection, session_id)
-    if entry is None:
-        raise StaleTokenError(f"session {session_id}: nobody owns it")
-    if entry.token != token:
-        raise StaleTokenError(
-            f"session {session_id}: revision {token.revision} is not the current one"
-        )
-
-
-def _write(
-    connection: sqlite3.Connection, session_id: str, node: str, nonce: bytes
-) -> OwnershipToken:
-    """Make ``node`` the owner under the next revision of the whole directory."""
-    directory_id, generation, revision = connection.execute(
-        "UPDATE directory SET revision = revision + 1 RETURNING id, generation, revision"
-    ).fetchone()
-    connection.execute(
-        """INSERT INTO ownership (session_id, node, revision, nonce) VALUES (?, ?, ?, ?)
-           ON CONFLICT (session_id) DO UPDATE SET
-           node = excluded.node, revision = excluded.revision, nonce = excluded.nonce""",
-        (session_id, node, revision, nonce),
-    )
-    return OwnershipToken(directory_id, generation, revision)
+    return round(ttl_s * 1000)

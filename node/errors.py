@@ -92,6 +92,27 @@ class StaleTokenError(NodeError):
     reason = "stale_token"
 
 
+class FencedError(NodeError):
+    """This node's lease is over, so another may own its sessions: it serves none of them.
+
+    Retry: it serves again once its lease is renewed, if the directory still names it the owner.
+    """
+
+    reason = "fenced"
+
+
+class LeaseLiveError(NodeError):
+    """The owner's lease still runs: its session is not to be taken over. Says for how long."""
+
+    reason = "lease_live"
+
+
+class LeaseLostError(NodeError):
+    """Another process registered under this node's name: this one must not serve any more."""
+
+    reason = "lease_lost"
+
+
 class NodeBusyError(NodeError):
     """A bound was reached: sessions, transfers, waiting calls. Retry later."""
 
@@ -152,6 +173,15 @@ class DirectoryAmbiguousError(DirectoryError):
     """A write to the directory may or may not have happened: settle it by nonce and re-read."""
 
     reason = "directory_ambiguous"
+
+
+class DirectoryWentBackError(DirectoryError):
+    """The directory is older than what this node has seen of it: restored, and not adopted.
+
+    ``kvnode directory adopt`` makes every earlier token stale, and then it may be used again.
+    """
+
+    reason = "directory_went_back"
 
 
 class JournalError(NodeError):

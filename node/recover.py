@@ -68,7 +68,8 @@ async def _settle(target: Target) -> None:
     """The directory knows by its nonce whether an open transfer had committed."""
     for entry in await target.journal.open_entries():
         owner = await target.sessions.directory.owner(entry.session_id)
-        committed = owner is not None and owner.nonce == nonce_of(entry.key, entry.digest)
+        nonce = nonce_of(entry.key, entry.digest)
+        committed = isinstance(owner, Ownership) and owner.nonce == nonce
         state = TargetState.COMMITTED if committed else TargetState.ABORTED
         log.info("%s: %s by a restart", entry.key, state.value)
         await target.journal.record(entry.key, state, spool_name(entry.key) if committed else "")

@@ -13,9 +13,18 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from node.directory import NONCE_BYTES, Directory, OwnershipToken, transfer_settled
+from node.directory import (
+    NONCE_BYTES,
+    Directory,
+    Ownership,
+    OwnershipToken,
+    Whose,
+    transfer_settled,
+    whose,
+)
 from node.engine_thread import EngineThread
 from node.errors import (
+    DirectoryError,
     JournalError,
     NodeBusyError,
     SessionExistsError,
@@ -94,7 +103,7 @@ class Sessions:
             return session
         check_session_id(session_id)
         entry = await self.directory.owner(session_id)
-        if entry is not None and entry.node != self.node:
+        if isinstance(entry, Ownership) and entry.node != self.node:
             raise SessionNotFoundError(f"session {session_id}: owned by node {entry.node}")
         raise SessionNotFoundError(f"session {session_id}: not on this node")
 
@@ -188,7 +197,7 @@ class Sessions:
     async def _claim(self, session_id: str) -> OwnershipToken:
         nonce = secrets.token_bytes(NONCE_BYTES)
         entry = await self.directory.owner(session_id)
-        if entry is None:
+        if not isinstance(entry, Ownership):
             return await self.directory.claim(session_id, self.node, nonce)
         if entry.node != self.node:
             raise SessionExistsError(f"session {session_id}: owned by node {entry.node}")
@@ -206,8 +215,15 @@ class Sessions:
                 f"session {session.session_id}: revision {token.revision} is not the current one"
             )
         entry = await self.directory.owner(session.session_id)
-        if entry is None or entry.node != self.node:
+        standing = whose(entry, self.node, session.token)
+        if standing is Whose.OTHERS:
             await self.drop(session)
             raise StaleTokenError(f"session {session.session_id}: this node does not own it")
+        if standing is Whose.UNKNOWN or entry is None:
+            # A directory that lost it proves nothing: the rows are kept, but they serve nobody.
+            raise DirectoryError(
+                f"session {session.session_id}: the directory does not know it, or is older "
+                f"than revision {session.token.revision}"
+            )
         if entry.token != session.token:
             raise StaleTokenError(f"session {session.session_id}: claimed anew since")

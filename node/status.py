@@ -39,6 +39,8 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     node_errors.SessionStateError: _Code.FAILED_PRECONDITION,
     node_errors.StaleTokenError: _Code.FAILED_PRECONDITION,
     node_errors.TransferStateError: _Code.FAILED_PRECONDITION,
+    node_errors.LeaseLiveError: _Code.FAILED_PRECONDITION,
+    node_errors.LeaseLostError: _Code.FAILED_PRECONDITION,
     engine_errors.ContextLimitError: _Code.OUT_OF_RANGE,
     # What is there already, or not.
     node_errors.SessionNotFoundError: _Code.NOT_FOUND,
@@ -48,8 +50,10 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     # Try again later.
     node_errors.NodeBusyError: _Code.RESOURCE_EXHAUSTED,
     node_errors.SessionFrozenError: _Code.UNAVAILABLE,
+    node_errors.FencedError: _Code.UNAVAILABLE,
     node_errors.DirectoryError: _Code.UNAVAILABLE,
     node_errors.DirectoryAmbiguousError: _Code.UNAVAILABLE,
+    node_errors.DirectoryWentBackError: _Code.UNAVAILABLE,
     node_errors.JournalError: _Code.UNAVAILABLE,
     node_errors.PeerUnavailableError: _Code.UNAVAILABLE,
     # A move that ended as planned, without success.

@@ -22,7 +22,7 @@ from kvpack.errors import KvpackError
 from kvpack.wire import encode_numerics
 from node.binding import PackBinding
 from node.config import Address
-from node.directory import NONCE_BYTES
+from node.directory import NONCE_BYTES, Whose, whose
 from node.engine_thread import EngineThread
 from node.errors import (
     DirectoryError,
@@ -259,14 +259,15 @@ class Move:
             entry = await sessions.directory.owner(self._session.session_id)
         except DirectoryError as error:
             return self._failed(error, SourceEvent.DIRECTORY_DOWN)
-        if entry is None:
+        standing = whose(entry, sessions.node, self._token)
+        if standing is Whose.UNKNOWN or entry is None:
             # Not "owned by another": a directory that was restored or lost may yet name us.
             unknown = DirectoryError(
-                f"session {self._session.session_id}: the directory does not know the session; "
-                "it stays frozen until the directory names an owner"
+                f"session {self._session.session_id}: the directory does not know the session, "
+                "or is older than our token; frozen until it names an owner"
             )
             return self._failed(unknown, SourceEvent.DIRECTORY_DOWN)
-        if entry.node != sessions.node:
+        if standing is Whose.OTHERS:
             return SourceEvent.OWNER_OTHER
         # A raise whose reply was lost may have happened: start from the token that stands there.
         self._token = entry.token

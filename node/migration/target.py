@@ -174,7 +174,8 @@ class Transfers:
         entry = await self._target.journal.find(key)
         if entry is None:
             raise TransferNotFoundError(f"{key}: unknown here")
-        owner = await self._target.sessions.directory.owner(entry.session_id)
+        record = await self._target.sessions.directory.owner(entry.session_id)
+        owner = record if isinstance(record, Ownership) else None
         inbound = self._inbound.get(key)
         if inbound is None:
             return Standing(entry.state, owner, None)
@@ -219,7 +220,11 @@ class Transfers:
         if offer.session_id in self._target.sessions:
             raise TransferStateError(f"session {offer.session_id}: lives here")
         entry = await self._target.sessions.directory.owner(offer.session_id)
-        if entry is None or entry.node != offer.key.source or entry.token != offer.token:
+        if (
+            not isinstance(entry, Ownership)
+            or entry.node != offer.key.source
+            or entry.token != offer.token
+        ):
             raise StaleTokenError(
                 f"session {offer.session_id}: node {offer.key.source} does not own it "
                 f"by revision {offer.token.revision}"

@@ -61,7 +61,6 @@ def test_claim_transfer_resume_and_release_each_compare_the_whole_token(url):
         assert third.newer_than(second) and second.newer_than(first)
         assert [one.session_id for one in await directory.owned_by("b")] == ["s"]
         await directory.release("s", third)
-        assert await directory.owner("s") is None
         with pytest.raises(StaleTokenError):
             await directory.transfer("s", third, "b", nonce(6))
         again = await directory.claim("s", "a", nonce(7))
