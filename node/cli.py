@@ -10,8 +10,8 @@ import click
 
 import kvpack
 from kvpack.errors import EXIT_INTERRUPTED, KvpackError
+from node.cli_trust import enroll, pin, pins, unpin
 from node.config import Address, ServeConfig, prepare_process
-from node.errors import UsageError
 
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 _FILE: Final = click.Path(path_type=Path)
@@ -100,42 +100,8 @@ def tiny(arch: str, out: Path, seed: int, window: int, layers: int) -> None:
     click.echo(str(out))
 
 
-@main.command()
-@click.option("--authority", required=True, type=_FOLDER, help="Folder of the authority.")
-@click.option("--credentials", required=True, type=_FOLDER, help="Folder to make.")
-@click.option("--name", required=True, help="Name of the node or client.")
-@click.option("--tenant-key", type=_FILE, help="Key file of kvpack keygen, copied in.")
-def enroll(authority: Path, credentials: Path, name: str, tenant_key: Path | None) -> None:
-    """Make a key and a certificate. The key stays in the credentials folder.
-
-    Makes the authority, too, where its folder has none yet. Other nodes and clients are
-    pinned afterwards, one by one, with: kvnode pin.
-    """
-    from node.enroll import enroll as make
-    from node.handover import copy_tenant_key
-
-    make(authority, credentials, name)
-    if tenant_key is not None:
-        copy_tenant_key(tenant_key, credentials)
-    click.echo(str(credentials / "node-cert.pem"))
-
-
-@main.command()
-@click.option("--credentials", required=True, type=_FOLDER, help="Folder made by enroll.")
-@click.option("--node", "nodes", type=_FILE, multiple=True, help="Certificate of another node.")
-@click.option("--client", "clients", type=_FILE, multiple=True, help="Certificate of a client.")
-def pin(credentials: Path, nodes: tuple[Path, ...], clients: tuple[Path, ...]) -> None:
-    """Pin certificates: nodes may move sessions here, clients may use them."""
-    from node.files import read_public
-    from node.trust import Role
-    from node.trust import pin as pin_one
-
-    if not nodes and not clients:
-        raise UsageError("nothing to pin: give --node or --client")
-    for role, paths in ((Role.NODE, nodes), (Role.CLIENT, clients)):
-        for path in paths:
-            peer = pin_one(credentials, read_public(path), role)
-            click.echo(f"{peer.name} {peer.digest.hex()}")
+for _command in (enroll, pin, pins, unpin):
+    main.add_command(_command)
 
 
 @main.command()
