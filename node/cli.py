@@ -11,7 +11,7 @@ import click
 import kvpack
 from kvpack.errors import EXIT_INTERRUPTED, KvpackError
 from node.cli_trust import enroll, pin, pins, unpin
-from node.config import Address, ServeConfig, prepare_process
+from node.config import VOLUME_WORST_S, Address, ServeConfig, prepare_process
 
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 _FILE: Final = click.Path(path_type=Path)
@@ -49,6 +49,14 @@ def main() -> None:
 @click.option("--data-dir", required=True, type=_FOLDER, help="This node's own files.")
 @click.option("--credentials", required=True, type=_FOLDER, help="Folder made by enroll.")
 @click.option("--directory", required=True, metavar="sqlite:PATH", help="Who owns what.")
+@click.option(
+    "--volume-worst",
+    default=VOLUME_WORST_S,
+    show_default=True,
+    metavar="SECONDS",
+    type=click.FloatRange(0.001, 60.0),
+    help="Refuse to start if a durable write in --data-dir takes longer.",
+)
 @click.option("--stop-on-stdin-end", is_flag=True, hidden=True)
 def serve(
     address: str,
@@ -56,6 +64,7 @@ def serve(
     data_dir: Path,
     credentials: Path,
     directory: str,
+    volume_worst: float,
     stop_on_stdin_end: bool,
 ) -> None:
     """Serve one model over gRPC with mTLS until SIGTERM.
@@ -72,7 +81,7 @@ def serve(
     folder = require_model(model)
     from node.daemon import serve as run
 
-    config = ServeConfig(where, folder, data_dir, credentials, directory)
+    config = ServeConfig(where, folder, data_dir, credentials, directory, volume_worst)
     run(config, stop_on_stdin_end=stop_on_stdin_end)
 
 

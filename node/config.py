@@ -19,6 +19,9 @@ from node.errors import UsageError
 #: handshake can find a suite: grpc-python has no option for a lowest version.
 _RSA_ONLY_SUITES: Final = "ECDHE-RSA-AES256-GCM-SHA384"
 
+#: The slowest durable write that a node's volume may need (:mod:`node.volume`).
+VOLUME_WORST_S: Final = 0.1
+
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
@@ -62,6 +65,7 @@ class ServeConfig:
     data_dir: Path
     credentials_dir: Path
     directory_url: str
+    volume_worst_s: float = VOLUME_WORST_S
 
 
 def prepare_process() -> None:

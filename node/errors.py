@@ -30,6 +30,12 @@ class ListenError(NodeError):
     reason = "cannot_listen"
 
 
+class VolumeError(NodeError):
+    """The data folder's volume refuses durable writes, or takes too long over them."""
+
+    reason = "slow_volume"
+
+
 class CredentialsError(NodeError):
     """A credentials folder is not usable: a file is missing, readable by others, a link."""
 

@@ -42,6 +42,7 @@ from node.trust import (
     server_credentials,
     server_options,
 )
+from node.volume import VolumeBound, probe_volume
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
     Raises:
         CredentialsError: The credentials folder is not usable.
         KeyFileError: The tenant's key is not usable.
+        VolumeError: The data folder's volume is too slow, or refuses writes.
         ModelFolderError: The model folder lacks something.
         DirectoryError: The directory cannot be read.
         ListenError: The address cannot be bound.
@@ -109,6 +111,9 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
     key = load_key_file(config.credentials_dir / TENANT_KEY)
     for folder in (config.data_dir, config.data_dir / SPOOL, config.data_dir / PACKS):
         make_private_folder(folder)
+    # Off the loop: a slow volume must not look like a hung process.
+    bound = VolumeBound(worst_s=config.volume_worst_s)
+    await asyncio.to_thread(probe_volume, config.data_dir, bound)
     async with contextlib.AsyncExitStack() as stack:
         # The port first: a taken one is found before the model is loaded.
         server, address = _bind(config.address, live)

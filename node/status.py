@@ -70,6 +70,7 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     kvpack_errors.PublishError: _Code.INTERNAL,
     node_errors.NodeError: _Code.INTERNAL,
     node_errors.ListenError: _Code.INTERNAL,
+    node_errors.VolumeError: _Code.INTERNAL,
     node_errors.CredentialsError: _Code.INTERNAL,
     engine_errors.ModelFolderError: _Code.INTERNAL,
     engine_errors.UnsupportedCacheError: _Code.INTERNAL,

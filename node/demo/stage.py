@@ -71,6 +71,8 @@ class Stage:
             "--data-dir", str(self.work / f"{name}-data"),
             "--credentials", str(self.credentials(name)),
             "--directory", f"sqlite:{self.work / 'directory.sqlite'}",
+            # A demonstration may run on any disk, and beside anything.
+            "--volume-worst", "5",
         ]  # fmt: skip
 
     def remove_work(self) -> None:

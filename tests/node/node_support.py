@@ -91,6 +91,7 @@ class World:
             self.root / f"{name}-data",
             self.credentials(name),
             f"sqlite:{self.root / 'directory.sqlite'}",
+            volume_worst_s=20.0,
         )
 
     def spool(self, name: str) -> list[str]:

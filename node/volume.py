@@ -1,0 +1,130 @@
+"""Is the data folder's volume quick enough to make a transfer number durable in passing?
+
+Every transfer reserves its number with one durable write before Prepare is answered. A volume
+whose flushes have a long tail would put that tail in front of every move, unseen; so the node
+tries it before it listens, and refuses a slow one by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvpack.publish import explain, flush, private_name
+from node.config import VOLUME_WORST_S
+from node.errors import UsageError, VolumeError
+
+log = logging.getLogger(__name__)
+
+#: Durable writes in one round.
+RESERVES: Final = 20
+
+#: One round may meet a moment in which everything stands still; two in a row are the volume.
+ROUNDS: Final = 2
+
+#: About what one reserve writes.
+_RESERVE_BYTES: Final = 256
+
+Reserve = Callable[[Path, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeBound:
+    """What a volume must reach.
+
+    Attributes:
+        reserves: Durable writes in a round, 1 to 1,000.
+        worst_s: The slowest may take so many seconds.
+
+    Raises:
+        UsageError: Out of range.
+    """
+
+    reserves: int = RESERVES
+    worst_s: float = VOLUME_WORST_S
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.reserves <= 1000:
+            raise UsageError(f"reserves {self.reserves}: expected 1 to 1000")
+        if not 0.001 <= self.worst_s <= 60.0:
+            raise UsageError(f"volume bound {self.worst_s} s: expected 0.001 to 60")
+
+
+def durable_reserve(folder: Path, name: str) -> None:
+    """Write, flush, rename, flush the folder: what makes one number last.
+
+    Raises:
+        OSError: The volume refuses.
+    """
+    fresh, place = folder / f"{name}.new", folder / name
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(descriptor, bytes(_RESERVE_BYTES))
+        flush(descriptor)
+    finally:
+        os.close(descriptor)
+    fresh.replace(place)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def probe_volume(
+    folder: Path,
+    bound: VolumeBound,
+    reserve: Reserve = durable_reserve,
+    clock_s: Callable[[], float] = time.monotonic,
+) -> float:
+    """Try the volume of ``folder``; returns the worst time of a good round in seconds.
+
+    A round ends with its first write over the bound, so that a slow volume costs a few writes.
+
+    Raises:
+        VolumeError: It refuses writes, or a write took too long in each round.
+    """
+    name = private_name()
+    try:
+        for _ in range(ROUNDS):
+            took_s = _round(folder, name, bound, reserve, clock_s)
+            if took_s[-1] <= bound.worst_s:
+                log.info("volume of %s: worst of %d durable writes %.1f ms",
+                         folder, len(took_s), 1000 * max(took_s))  # fmt: skip
+                return max(took_s)
+    except OSError as error:
+        raise VolumeError(f"{folder}: no durable write is possible: {explain(error)}") from error
+    finally:
+        for left in (folder / name, folder / f"{name}.new"):
+            with contextlib.suppress(OSError):
+                left.unlink()
+    raise VolumeError(
+        f"{folder}: its volume is too slow for a node: {_figures(took_s)}; expected at most "
+        f"{1000 * bound.worst_s:.0f} ms; use another data folder, or permit it: --volume-worst"
+    )
+
+
+def _round(
+    folder: Path, name: str, bound: VolumeBound, reserve: Reserve, clock_s: Callable[[], float]
+) -> list[float]:
+    took_s: list[float] = []
+    for _ in range(bound.reserves):
+        start_s = clock_s()
+        reserve(folder, name)
+        took_s.append(clock_s() - start_s)
+        if took_s[-1] > bound.worst_s:
+            break
+    return took_s
+
+
+def _figures(took_s: list[float]) -> str:
+    said = f"durable write {len(took_s)} took {1000 * took_s[-1]:.0f} ms"
+    if len(took_s) == 1:
+        return said
+    return f"{said}, those before at most {1000 * max(took_s[:-1]):.0f} ms"
