@@ -10,6 +10,7 @@ import click
 
 import kvpack
 from kvpack.errors import EXIT_INTERRUPTED, KvpackError
+from node.cli_bench import bench
 from node.cli_trust import enroll, pin, pins, unpin
 from node.config import VOLUME_WORST_S, Address, ServeConfig, prepare_process
 
@@ -166,3 +167,6 @@ def prove(model_dir: Path, dtype: str | None, quick: bool, budget: float, as_jso
     from node.prove.main import prove as run
 
     raise SystemExit(run(ProveRequest(model_dir, dtype, quick, budget, as_json)))
+
+
+main.add_command(bench)

@@ -10,17 +10,18 @@ import signal
 import sys
 
 from node.config import ServeConfig
-from node.server import Node, running
+from node.server import SERVED, Fitting, Node, running
 
 log = logging.getLogger(__name__)
 
 
-def serve(config: ServeConfig, *, stop_on_stdin_end: bool) -> None:
+def serve(config: ServeConfig, *, stop_on_stdin_end: bool, fitting: Fitting = SERVED) -> None:
     """Serve until SIGTERM or SIGINT. Prints one JSON line once it accepts calls.
 
     Args:
         config: What to serve, and where.
         stop_on_stdin_end: Stop also when standard input ends: a parent that dies takes us along.
+        fitting: What a measurement puts in the place of the node's parts.
 
     Raises:
         KvpackError: The node could not be started.
@@ -30,17 +31,17 @@ def serve(config: ServeConfig, *, stop_on_stdin_end: bool) -> None:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    asyncio.run(_serve(config, stop_on_stdin_end))
+    asyncio.run(_serve(config, stop_on_stdin_end, fitting))
 
 
-async def _serve(config: ServeConfig, stop_on_stdin_end: bool) -> None:
+async def _serve(config: ServeConfig, stop_on_stdin_end: bool, fitting: Fitting) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if stop_on_stdin_end:
         await _watch_stdin(stop)
-    async with running(config) as node:
+    async with running(config, fitting) as node:
         sys.stdout.write(_announcement(node))
         sys.stdout.flush()
         model = node.sessions.engine.model.name

@@ -48,15 +48,17 @@ class Ran:
 
 
 @contextlib.asynccontextmanager
-async def serving(arguments: Sequence[str], log: Path) -> AsyncIterator[ServeProcess]:
-    """Run ``kvnode serve`` with ``arguments`` until the block ends.
+async def serving(
+    arguments: Sequence[str], log: Path, command: Sequence[str] = ("serve",)
+) -> AsyncIterator[ServeProcess]:
+    """Run ``kvnode serve``, or another ``command`` that announces itself, until the block ends.
 
     Raises:
         ChildError: It did not start; the message is its own.
     """
     with log.open("wb") as sink:
         process = await asyncio.create_subprocess_exec(
-            *_command("node", "serve", *arguments, "--stop-on-stdin-end"),
+            *_command("node", *command, *arguments, "--stop-on-stdin-end"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=sink,
@@ -70,8 +72,8 @@ async def serving(arguments: Sequence[str], log: Path) -> AsyncIterator[ServePro
         await _stop(process)
 
 
-async def run_command(module: str, *arguments: str) -> Ran:
-    """Run a command of ours to its end.
+async def run_command(module: str, *arguments: str, within_s: float = COMMAND_S) -> Ran:
+    """Run a command of ours to its end, which must come in ``within_s`` seconds.
 
     Raises:
         ChildError: It does not end.
@@ -85,10 +87,10 @@ async def run_command(module: str, *arguments: str) -> Ran:
         start_new_session=True,
     )
     try:
-        async with asyncio.timeout(COMMAND_S):
+        async with asyncio.timeout(within_s):
             stdout, stderr = await process.communicate()
     except TimeoutError:
-        raise ChildError(f"{module} {arguments[0]}: did not end in {COMMAND_S:.0f} s") from None
+        raise ChildError(f"{module} {arguments[0]}: did not end in {within_s:.0f} s") from None
     finally:
         await _stop(process)
     code = process.returncode if process.returncode is not None else -1

@@ -1,0 +1,266 @@
+"""A model that computes nothing: what a node asks of :mod:`engine`, with host memory behind it.
+
+Its rows are those of :mod:`node.bench.rows`; a prefill call takes the time it is told to and makes
+rows visible that lie there already, so that the measured machine is busy with the move and not with
+making numbers up. Logits depend on the first and last row of every plane, so that the probe of a
+commit would notice planes that were put together wrongly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+import numpy as np
+from blake3 import blake3
+
+from kvpack.errors import LayoutMismatchError, LimitError
+from kvpack.identity import CallSchedule, Identity, NumericsFingerprint
+from kvpack.layout import CacheLayout, Encoding, Producer
+from kvpack.limits import check_range
+from kvpack.snapshot import SessionCacheSnapshot, Tile, TileSpec, cut_tile_specs
+from node.bench.planes import Arrivals, HostPlanes
+from node.bench.rows import RowSource
+from node.engine_thread import EngineThread
+
+if TYPE_CHECKING:
+    from engine import Model
+
+VOCAB_SIZE: Final = 4096
+
+#: Tokens that a session may get beyond its prompt.
+FURTHER_TOKENS: Final = 4096
+
+_NO_DIGEST: Final = bytes(32)
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long calls take. Changed between two measurements, on no thread's way.
+
+    Attributes:
+        prefill_s_per_token: Of a prefill call, for each of its tokens.
+        decode_s: Of a single-token call.
+        stall_s: How long the next tile that is installed waits, once: a target that stops reading.
+    """
+
+    prefill_s_per_token: float = 0.0
+    decode_s: float = 0.0
+    stall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MadeLogits:
+    """Stands in for :class:`engine.Logits`."""
+
+    encoding: Encoding
+    data: bytes
+
+    def argmax(self) -> int:
+        """The greedy token."""
+        return int(np.argmax(np.frombuffer(self.data, "<f2")))
+
+    def digest(self) -> bytes:
+        """32 bytes over the raw logits."""
+        return blake3(self.data).digest()
+
+
+class MadeGeneration:
+    """Stands in for :class:`engine.Generation`."""
+
+    def __init__(self, model: MadeModel, planes: HostPlanes, schedule: CallSchedule) -> None:
+        self.planes = planes
+        self._model = model
+        self._schedule = schedule
+        self._position = schedule.position
+
+    @property
+    def position(self) -> int:
+        """Tokens that the state stands for."""
+        return self._position
+
+    @property
+    def schedule(self) -> CallSchedule:
+        """The calls that would have computed the rows."""
+        return self._schedule
+
+    @property
+    def layout(self) -> CacheLayout:
+        """Shape of the rows."""
+        return self._model.layout
+
+    def prefill(self, token_ids: Sequence[int]) -> None:
+        """Make the rows of the next tokens visible, after as long as the pace says."""
+        pace = self._model.pace
+        self._append(len(token_ids), pace.prefill_s_per_token * len(token_ids))
+
+    def step(self, token_id: int) -> MadeLogits:
+        """Append one token; logits that depend on it, on the position and on the planes."""
+        check_range("token_id", token_id, 0, VOCAB_SIZE - 1)
+        self._append(1, self._model.pace.decode_s)
+        seed = blake3(self.planes.last_rows(self._position))
+        seed.update(token_id.to_bytes(4, "little"))
+        words = np.frombuffer(seed.digest(length=2 * VOCAB_SIZE), "<u2")
+        # Positive and below 2: finite, so that there is a greatest.
+        return MadeLogits(Encoding.F16LE, (words & 0x3FFF).tobytes())
+
+    def read_tile(self, spec: TileSpec) -> Tile:
+        """Copy rows to a buffer of their own, as the engine does."""
+        return self.planes.read(spec, self._position)
+
+    def snapshot(self, token_ids: Sequence[int]) -> SessionCacheSnapshot:
+        """The whole cut at the present position."""
+        specs = cut_tile_specs(self.layout, self._position)
+        tiles = tuple(self.read_tile(spec) for spec in specs)
+        return SessionCacheSnapshot(
+            self.layout, Producer.ENGINE, self._position, tuple(token_ids), tiles
+        )
+
+    def _append(self, count: int, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        after = self._position + count
+        check_range("position", after, 0, self.planes.capacity_tokens, "tokens")
+        made = max(self._position, self._model.made_tokens)
+        if after > made:
+            self.planes.make(self._model.rows, made, after)
+        time.sleep(max(0.0, end - time.monotonic()))
+        self._position = after
+        self._schedule = self._schedule.after_call(count)
+
+
+class MadeInstaller:
+    """Stands in for :class:`engine.Installer`."""
+
+    def __init__(self, model: MadeModel, position: int) -> None:
+        check_range("position", position, 0, model.layout.max_context_tokens, "tokens")
+        self._model = model
+        self._position = position
+        self._planes = model.new_planes(position)
+        self._arrivals = Arrivals(model.layout, position)
+
+    @property
+    def position(self) -> int:
+        """Tokens that the generation will stand for."""
+        return self._position
+
+    def scatter(self, tile: Tile) -> None:
+        """Put the rows of ``tile`` where they belong.
+
+        Raises:
+            LayoutMismatchError: The tile is not part of this cut, or here already.
+        """
+        stall_s, self._model.pace.stall_s = self._model.pace.stall_s, 0.0
+        time.sleep(stall_s)
+        self._arrivals.take(tile.spec)
+        self._planes.write(tile)
+
+    def finish(self, schedule: CallSchedule) -> MadeGeneration:
+        """The detached generation.
+
+        Raises:
+            LayoutMismatchError: A row is missing, or the schedule ends at another position.
+        """
+        if schedule.position != self._position:
+            raise LayoutMismatchError("schedule.position", self._position, schedule.position)
+        for layer, held, arrived in self._arrivals.missing():
+            raise LayoutMismatchError(f"layers[{layer}].rows", held, arrived)
+        return MadeGeneration(self._model, self._planes, schedule)
+
+
+class MadeModel:
+    """Stands in for :class:`engine.Model`.
+
+    Attributes:
+        name: A label.
+        layout: Shape of the rows.
+        rows: Makes them.
+        pace: How long calls take.
+        made_tokens: Rows of a new session that lie there already, invisible until prefilled.
+        planes_bytes: Memory of the planes that were taken last.
+    """
+
+    def __init__(self, name: str, layout: CacheLayout, seed: int = 1) -> None:
+        self.name = name
+        self.layout = layout
+        self.rows = RowSource(layout, seed)
+        self.pace = Pace()
+        self.made_tokens = 0
+        self.planes_bytes = 0
+        self._seed = seed
+
+    @property
+    def context(self) -> int:
+        """The longest session, in tokens."""
+        return self.layout.max_context_tokens
+
+    def new_planes(self, tokens: int) -> HostPlanes:
+        """Memory for a session that begins with so many tokens."""
+        planes = HostPlanes(self.layout, min(tokens + FURTHER_TOKENS, self.context))
+        self.planes_bytes = planes.memory_bytes
+        return planes
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return VOCAB_SIZE
+
+    @property
+    def window_tokens(self) -> int:
+        """The smallest window of any layer; the whole context where no layer has one."""
+        windows = [layer.window_tokens for layer in self.layout.layers]
+        return min((w for w in windows if w is not None), default=self.context)
+
+    def identity(self, tenant: str) -> Identity:
+        """The identity of rows that nobody computed: never that of a model's."""
+        made = blake3(b"kvnode bench rows" + self._seed.to_bytes(8, "little")).digest()
+        return Identity(
+            tenant=tenant,
+            weights_digest=made,
+            quantisation="none",
+            adapter_digest=_NO_DIGEST,
+            tokenizer_digest=_NO_DIGEST,
+            chat_template_digest=_NO_DIGEST,
+            engine_abi="bench-made-rows",
+            layout=self.layout,
+        )
+
+    def numerics(self) -> NumericsFingerprint:
+        """Equal wherever this code runs: the rows are integer arithmetic."""
+        return NumericsFingerprint((("backend", "bench"), ("numerics_revision", "1")))
+
+    def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
+        """One token for each byte of ``text``."""
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """No text stands behind these tokens."""
+        raise LimitError("token_ids", "a model with a tokenizer", "made rows")
+
+    def new_generation(self) -> MadeGeneration:
+        """An empty session, whose first ``made_tokens`` rows only wait to be seen."""
+        planes = self.new_planes(self.made_tokens)
+        planes.make(self.rows, 0, self.made_tokens)
+        return MadeGeneration(self, planes, CallSchedule())
+
+    def installer(self, position: int) -> MadeInstaller:
+        """A detached generation for a cut after ``position`` tokens."""
+        return MadeInstaller(self, position)
+
+
+async def start_engine(model: MadeModel) -> EngineThread:
+    """An engine thread that runs ``model``."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
+    # Numpy and what else a first call loads must not count as a transfer's memory.
+    await asyncio.get_running_loop().run_in_executor(executor, model.rows.warm)
+    return EngineThread(executor, cast("Model", model))
+
+
+def token_ids(count: int) -> list[int]:
+    """Tokens of a prompt, by position."""
+    positions = np.arange(count, dtype=np.int64)
+    found: list[int] = ((positions * positions + 31 * positions) % VOCAB_SIZE).tolist()
+    return found

@@ -1,0 +1,80 @@
+"""What is to be measured."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpack.errors import LimitError
+from kvpack.layout import CacheLayout
+from node.bench.geometry import cut_bytes, read_layout
+from node.errors import UsageError
+
+
+class Kind(enum.Enum):
+    """What is moved: a prompt while it is prefilled, or a session that decodes."""
+
+    PROMPT = "prompt"
+    SESSION = "session"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOrder:
+    """A measurement, checked before anything is started.
+
+    Attributes:
+        tokens: Of the prompt, or of the session when it begins to move.
+        held_tokens: Whole grid blocks of it that the target holds already.
+        kind: Prompt or session.
+        layout_name: The reference geometry's name, or a file.
+        layout: Shape of the rows.
+        stall_s: How long the target stops reading, once, in the middle of the move.
+
+    Raises:
+        UsageError: The numbers do not go together.
+    """
+
+    tokens: int
+    held_tokens: int
+    kind: Kind
+    layout_name: str
+    layout: CacheLayout
+    stall_s: float = 0.0
+
+    @classmethod
+    def of(
+        cls, tokens: int, held_tokens: int, kind: Kind, layout_name: str, stall_s: float
+    ) -> BenchOrder:
+        """The order that a command line stands for."""
+        return cls(tokens, held_tokens, kind, layout_name, read_layout(layout_name), stall_s)
+
+    def __post_init__(self) -> None:
+        try:
+            cut_bytes(self.layout, self.tokens, self.held_tokens)
+        except LimitError as error:
+            raise UsageError(f"--tokens, --held: {error}") from error
+
+    @property
+    def position(self) -> int:
+        """Rows: the boundary token is computed on both ends."""
+        return self.tokens - 1
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEnd:
+    """Where the target is, and who is asking.
+
+    Attributes:
+        address: ``HOST:PORT`` of a ``kvnode bench serve``.
+        node: Its name, which is pinned in ``credentials``.
+        credentials: This end's credentials folder.
+        directory_url: The directory that both ends use.
+        data_dir: This end's own files.
+    """
+
+    address: str
+    node: str
+    credentials: Path
+    directory_url: str
+    data_dir: Path

@@ -1,0 +1,196 @@
+"""Planes in host memory: what the engine's planes are, without an array library.
+
+The same rules in the same order as :mod:`engine.planes` and :mod:`engine.install`: a row lies at
+its position modulo the capacity, a row that was never written is never handed out, and a tile that
+is not part of the cut is refused before it writes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import RowsNotLiveError
+from kvpack.errors import LayoutMismatchError
+from kvpack.layout import CacheLayout
+from kvpack.snapshot import Tile, TileSpec
+from node.bench.rows import Rows, RowSource
+
+
+class HostPlane:
+    """One layer's keys and values, ``[capacity, row_bytes]`` each.
+
+    Memory is touched when it is taken: a page that is written for the first time while rows arrive
+    would count as the transfer's own.
+    """
+
+    __slots__ = ("capacity", "layer", "roles")
+
+    def __init__(self, layout: CacheLayout, layer: int, capacity: int) -> None:
+        self.layer = layer
+        self.capacity = capacity
+        sizes = (layout.key_row_bytes(layer), layout.value_row_bytes(layer))
+        self.roles: tuple[Rows, ...] = tuple(_touched(capacity, size) for size in sizes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the plane takes."""
+        return sum(rows.nbytes for rows in self.roles)
+
+    def spans(self, first_position: int, count: int) -> list[tuple[int, int, int]]:
+        """``(offset, physical row, rows)`` of at most two runs that hold the positions."""
+        found, offset = [], 0
+        while offset < count:
+            row = (first_position + offset) % self.capacity
+            run = min(count - offset, self.capacity - row)
+            found.append((offset, row, run))
+            offset += run
+        return found
+
+    def make(self, source: RowSource, first_position: int, count: int) -> None:
+        """Write the rows that ``source`` has for these positions."""
+        for offset, row, run in self.spans(first_position, count):
+            for role, rows in enumerate(self.roles):
+                source.fill(self.layer, role, first_position + offset, rows[row : row + run])
+
+    def count_equal(self, source: RowSource, first_position: int, count: int) -> int:
+        """How many rows of each role are those that ``source`` has; at most ``2 * count``."""
+        return sum(
+            source.count_equal(self.layer, role, first_position + offset, rows[row : row + run])
+            for offset, row, run in self.spans(first_position, count)
+            for role, rows in enumerate(self.roles)
+        )
+
+
+class HostPlanes:
+    """All layers' planes of one session."""
+
+    def __init__(self, layout: CacheLayout, capacity_tokens: int) -> None:
+        """Take memory for a session of ``capacity_tokens``.
+
+        Rings are one row longer than their window: the boundary call of a commit then leaves every
+        row of the cut where it was installed, to be compared.
+        """
+        self.layout = layout
+        self.capacity_tokens = capacity_tokens
+        self.planes = [
+            HostPlane(layout, i, layer.held_rows(capacity_tokens) + 1)
+            for i, layer in enumerate(layout.layers)
+        ]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What all planes take."""
+        return sum(plane.memory_bytes for plane in self.planes)
+
+    def make(self, source: RowSource, first_position: int, end_position: int) -> None:
+        """Write the rows of ``[first_position, end_position)`` that will be live at its end."""
+        for plane, layer in zip(self.planes, self.layout.layers, strict=True):
+            first = max(first_position, layer.first_row(end_position))
+            plane.make(source, first, end_position - first)
+
+    def read(self, spec: TileSpec, position: int) -> Tile:
+        """Copy the rows of ``spec`` out of planes that stand at ``position``.
+
+        Raises:
+            RowsNotLiveError: A row was overwritten or is not there yet.
+            LayoutMismatchError: ``spec`` names a layer that does not exist or is of another kind.
+        """
+        data = np.empty(spec.data_bytes(self.layout), np.uint8)
+        at = 0
+        for layer in spec.layers:
+            self._require_live(layer, spec, position)
+            plane = self.planes[layer]
+            for rows in plane.roles:
+                size = spec.token_count * rows.shape[1]
+                out = data[at : at + size].reshape(spec.token_count, rows.shape[1])
+                for offset, row, run in plane.spans(spec.first_position, spec.token_count):
+                    out[offset : offset + run] = rows[row : row + run]
+                at += size
+        data.flags.writeable = False
+        return Tile(spec, data.data)
+
+    def write(self, tile: Tile) -> None:
+        """Put the rows of ``tile`` where they belong; the caller has checked the tile."""
+        spec = tile.spec
+        for layer, *views in tile.planes(self.layout):
+            plane = self.planes[layer]
+            for rows, view in zip(plane.roles, views, strict=True):
+                new = np.frombuffer(view, np.uint8).reshape(spec.token_count, rows.shape[1])
+                for offset, row, run in plane.spans(spec.first_position, spec.token_count):
+                    rows[row : row + run] = new[offset : offset + run]
+
+    def count_equal(self, source: RowSource, position: int) -> tuple[int, int]:
+        """``(rows compared, rows equal)``, keys and values apart, of planes at ``position``.
+
+        Compared are the rows of the cut one token before, and the row of that token.
+        """
+        compared = equal = 0
+        for plane, layer in zip(self.planes, self.layout.layers, strict=True):
+            first = layer.first_row(position - 1)
+            compared += 2 * (position - first)
+            equal += plane.count_equal(source, first, position - first)
+        return compared, equal
+
+    def last_rows(self, position: int) -> bytes:
+        """First and last live row of every plane: what a next token would surely depend on."""
+        pieces = []
+        for plane, layer in zip(self.planes, self.layout.layers, strict=True):
+            for at in (layer.first_row(position), position - 1):
+                pieces += [rows[at % plane.capacity].tobytes() for rows in plane.roles]
+        return b"".join(pieces)
+
+    def _require_live(self, layer: int, spec: TileSpec, position: int) -> None:
+        first = self.layout.layers[layer].first_row(position)
+        if spec.first_position < first or spec.end_position > position:
+            raise RowsNotLiveError(
+                layer, (first, position), (spec.first_position, spec.end_position)
+            )
+
+
+class Arrivals:
+    """Which rows of a cut have arrived, layer by layer."""
+
+    def __init__(self, layout: CacheLayout, position: int) -> None:
+        self._layout = layout
+        self._position = position
+        self._arrived: list[npt.NDArray[np.bool_]] = [
+            np.zeros(layer.held_rows(position), np.bool_) for layer in layout.layers
+        ]
+
+    def take(self, spec: TileSpec) -> None:
+        """Note the rows of ``spec``. A refused one notes nothing.
+
+        Raises:
+            LayoutMismatchError: They are not part of the cut, or here already.
+        """
+        spec.data_bytes(self._layout)
+        runs = [self._run(layer, spec) for layer in spec.layers]
+        for run in runs:
+            run[:] = True
+
+    def missing(self) -> list[tuple[int, int, int]]:
+        """``(layer, rows held, rows arrived)`` of every layer that is not whole."""
+        return [
+            (layer, len(rows), int(rows.sum()))
+            for layer, rows in enumerate(self._arrived)
+            if not rows.all()
+        ]
+
+    def _run(self, layer: int, spec: TileSpec) -> npt.NDArray[np.bool_]:
+        first = self._layout.layers[layer].first_row(self._position)
+        field = f"layers[{layer}]"
+        found = f"[{spec.first_position}, {spec.end_position})"
+        if spec.first_position < first or spec.end_position > self._position:
+            expected = f"rows in [{first}, {self._position})"
+            raise LayoutMismatchError(f"{field}.first_position", expected, found)
+        run = self._arrived[layer][spec.first_position - first : spec.end_position - first]
+        if run.any():
+            raise LayoutMismatchError(f"{field}.rows", "each row once", f"{found} again")
+        return run
+
+
+def _touched(rows: int, row_bytes: int) -> Rows:
+    array = np.empty((rows, row_bytes), np.uint8)
+    array.fill(0)
+    return array

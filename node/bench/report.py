@@ -1,0 +1,110 @@
+"""What a measurement comes to: one flat object, and the same as a page for people."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kvpack.chunk import ChunkClass
+from node.bench.geometry import cut_bytes, tail_bytes, window_bytes
+from node.bench.measure import PREFILL_OVER_TRANSFER, Measured
+from node.bench.order import BenchOrder, Kind
+
+_GIGA: Final = 1e9
+
+_PREFILL_CALL_TOKENS: Final = 512
+
+#: design.md, section 9: allowances of the hand-over's bound.
+_TAIL_FACTOR: Final = 1.2
+_ALLOWED_S: Final = 0.010
+
+
+def as_values(measured: Measured) -> dict[str, Any]:
+    """Every number, by name; the unit is the name's last word."""
+    order, pushed, moved = measured.order, measured.pushed, measured.moved
+    timeline, ended = moved.timeline, measured.ended
+    sizes = cut_bytes(order.layout, order.tokens, order.held_tokens)
+    nope, swa = timeline.bytes_of(ChunkClass.FULL), timeline.bytes_of(ChunkClass.SWA)
+    giga = pushed.payload_bytes / _GIGA
+    baseline = giga / pushed.baseline_s
+    return {
+        "tokens": order.tokens,
+        "held_tokens": order.held_tokens,
+        "kind": order.kind.value,
+        "layout": order.layout_name,
+        "kv_bytes": nope + swa,
+        "kv_bytes_expected": sizes.kv_bytes,
+        "nope_bytes": nope,
+        "swa_bytes": swa,
+        "payload_bytes": timeline.payload_bytes,
+        "wire_bytes": moved.wire_bytes,
+        "objects": moved.objects,
+        "push_s": pushed.push_s,
+        "push_gbytes_per_s": giga / pushed.push_s,
+        "tls_baseline_s": pushed.baseline_s,
+        "tls_baseline_gbytes_per_s": baseline,
+        "push_over_tls": pushed.baseline_s / pushed.push_s,
+        "source_cpu_s_per_gbyte": pushed.source_cpu_s / giga,
+        "target_cpu_s_per_gbyte": pushed.target_cpu_s / giga,
+        "round_trip_s": pushed.rtt_s,
+        "prefill_simulated": True,
+        "prefill_over_transfer": PREFILL_OVER_TRANSFER,
+        "prefill_asked_s": measured.prefill_asked_s,
+        "prefill_s": timeline.zero_s - timeline.start_s,
+        "payload_bytes_after_zero": timeline.payload_bytes_after_zero,
+        "hidden_fraction": timeline.hidden_fraction,
+        "exposed_handover_s": timeline.exposed_handover_s,
+        "exposed_bound_s": _exposed_bound_s(measured),
+        "phases": _phases(measured),
+        "source_peak_over_kv_bytes": measured.growth_bytes,
+        "target_peak_over_kv_bytes": (
+            ended.growth_bytes - ended.planes_bytes if ended.HasField("growth_bytes") else None
+        ),
+        "rows_compared": ended.rows_compared,
+        "rows_equal": ended.rows_equal,
+        "installed_equal": 0 < ended.rows_compared == ended.rows_equal,
+    }
+
+
+def _phases(measured: Measured) -> dict[str, float]:
+    timeline = measured.moved.timeline
+    zero, target = timeline.zero_s, timeline.target
+    return {
+        "boundary_s": timeline.boundary_s - zero,
+        "pushed_s": timeline.pushed_s - zero,
+        "sealed_s": timeline.sealed_s - zero,
+        "committed_s": timeline.committed_s - zero,
+        "target_probe_s": target.probe_s,
+        "target_durable_s": target.durable_s,
+        "target_transfer_s": target.transfer_s,
+        "target_swap_s": target.swap_s,
+    }
+
+
+def exposed_tail_bytes(order: BenchOrder) -> int:
+    """K/V bytes that no overlap can hide: the last call's rows, or a live session's window."""
+    if order.kind is Kind.SESSION:
+        block = sum(order.layout.row_bytes(i) for i in range(len(order.layout.layers)))
+        return window_bytes(order.layout) + _PREFILL_CALL_TOKENS * block
+    return tail_bytes(order.layout, order.tokens, _PREFILL_CALL_TOKENS)
+
+
+def _exposed_bound_s(measured: Measured) -> float:
+    timeline = measured.moved.timeline
+    tail_s = exposed_tail_bytes(measured.order) / measured.pushed.bytes_per_s
+    commit_s = timeline.committed_s - timeline.sealed_s
+    return _TAIL_FACTOR * tail_s + commit_s + _ALLOWED_S + measured.pushed.rtt_s
+
+
+def as_page(values: dict[str, Any]) -> str:
+    """The values for people: a line each, bytes with separators, seconds with their digits."""
+    lines = [f"{name:<28} {_shown(value)}" for name, value in values.items() if name != "phases"]
+    lines += [f"  {name:<26} {_shown(value)}" for name, value in values["phases"].items()]
+    return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no"}.get(bool(value), "") if value is not None else "unknown"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,117 @@
+"""``kvnode bench``: measure a move between two processes or two machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from node.config import Address, ServeConfig
+from node.errors import UsageError
+
+_FOLDER: Final = click.Path(path_type=Path, file_okay=False)
+_LAYOUT: Final = click.option(
+    "--layout",
+    default="muse-glimmer",
+    show_default=True,
+    metavar="muse-glimmer|FILE",
+    help="Shape of the cache: the reference geometry, or a JSON file.",
+)
+
+
+@click.group()
+def bench() -> None:
+    """Measure moves with rows that no model computed."""
+
+
+@bench.command()
+@click.option("--tokens", required=True, type=click.IntRange(2), help="Length of the prompt.")
+@click.option("--held", default=0, show_default=True, help="Tokens that the target holds.")
+@click.option(
+    "--kind",
+    type=click.Choice(["prompt", "session"]),
+    default="prompt",
+    show_default=True,
+    help="A prompt while it is prefilled, or a session that decodes on.",
+)
+@_LAYOUT
+@click.option("--to", metavar="HOST:PORT", help="A kvnode bench serve.")
+@click.option("--loopback", is_flag=True, help="Start both ends here, with throw-away credentials.")
+@click.option("--node", help="With --to: name of the other end, as pinned here.")
+@click.option("--credentials", type=_FOLDER, help="With --to: folder made by enroll.")
+@click.option("--data-dir", type=_FOLDER, help="With --to: this end's own files.")
+@click.option("--directory", metavar="URL", help="With --to: who owns what, for both ends.")
+@click.option(
+    "--stall",
+    default=0.0,
+    metavar="SECONDS",
+    type=click.FloatRange(0.0, 25.0),
+    help="Let the target stop reading once, for so long.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+def move(
+    tokens: int,
+    held: int,
+    kind: str,
+    layout: str,
+    to: str | None,
+    loopback: bool,
+    node: str | None,
+    credentials: Path | None,
+    data_dir: Path | None,
+    directory: str | None,
+    stall: float,
+    as_json: bool,
+) -> None:
+    """Move a made cache over the real path and say what it cost.
+
+    Rows appear on the prefill grid at four times the time that the transfer takes, and every row
+    is compared after it was installed. Exits with 1 if one is not equal.
+
+    \b
+    Examples:
+      kvnode bench move --tokens 32768 --loopback
+      kvnode bench move --tokens 32768 --to 192.0.2.7:7411 --node big \\
+          --credentials C --data-dir D --directory URL --json
+    """
+    from node.bench.main import bench_move
+    from node.bench.order import BenchOrder, Kind, OtherEnd
+
+    order = BenchOrder.of(tokens, held, Kind(kind), layout, stall)
+    other = None
+    if loopback == (to is not None):
+        raise UsageError("give either --loopback or --to HOST:PORT")
+    if to is not None:
+        if node is None or credentials is None or data_dir is None or directory is None:
+            raise UsageError("--to needs --node, --credentials, --data-dir and --directory")
+        other = OtherEnd(to, node, credentials, directory, data_dir)
+    raise SystemExit(bench_move(order, other, as_json=as_json))
+
+
+@bench.command()
+@click.option("--grpc", "address", required=True, metavar="HOST:PORT", help="Where to listen.")
+@_LAYOUT
+@click.option("--credentials", required=True, type=_FOLDER, help="Folder made by enroll.")
+@click.option("--data-dir", required=True, type=_FOLDER, help="This node's own files.")
+@click.option("--directory", required=True, metavar="URL", help="Who owns what.")
+@click.option("--stop-on-stdin-end", is_flag=True, hidden=True)
+def serve(
+    address: str,
+    layout: str,
+    credentials: Path,
+    data_dir: Path,
+    directory: str,
+    stop_on_stdin_end: bool,
+) -> None:
+    """Be the other end of kvnode bench move until SIGTERM.
+
+    What arrives is compared and let go; nothing of it is written to disk. The yardstick, a bare
+    TLS socket, listens on a port of its own that the system chooses.
+    """
+    from node.bench.geometry import read_layout
+    from node.bench.main import bench_serve
+
+    where = Address.parse(address)
+    config = ServeConfig(where, data_dir, data_dir, credentials, directory)
+    bench_serve(config, layout, read_layout(layout), stop_on_stdin_end=stop_on_stdin_end)

@@ -1,0 +1,187 @@
+"""``kvnode bench move``: its arithmetic, its made rows, and one small run over the real path."""
+
+from __future__ import annotations
+
+import json
+
+import node_support
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from kvpack.errors import KvpackError, LimitError
+from kvpack.snapshot import cut_tile_specs
+from node import cli
+from node.bench.geometry import cut_bytes, muse_glimmer, read_layout, tail_bytes, window_bytes
+from node.bench.measure import measure
+from node.bench.model import MadeModel
+from node.bench.order import BenchOrder, Kind, OtherEnd
+from node.bench.report import as_page, as_values
+from node.bench.rows import RowSource
+from node.bench.serve import bench_fitting
+from node.errors import UsageError
+from node.server import running
+
+#: Two kinds, odd row sizes, a window that the prompt goes round several times.
+SMALL = {
+    "encoding": "f16le",
+    "max_context_tokens": 4096,
+    "repeat": 2,
+    "layers": [
+        {"window_tokens": 300, "kv_heads": 1, "key_dim": 16, "value_dim": 16},
+        {"window_tokens": 300, "kv_heads": 1, "key_dim": 10, "value_dim": 6},
+        {"window_tokens": None, "kv_heads": 2, "key_dim": 16, "value_dim": 8},
+    ],
+}
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A layout file."""
+    path = tmp_path / "layout.json"
+    path.write_text(json.dumps(SMALL))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "held", "nope", "swa"),
+    [
+        (65_536, 0, 872_401_920, 81_788_928),
+        (65_536, 32_768, 436_194_304, 81_788_928),
+        (2_048, 1_024, 1_023 * 13_312, 1_023 * 39_936),
+        (130_815, 0, 1_823_184_896 - 81_788_928, 81_788_928),
+        (32_769, 0, 436_207_616, 81_788_928),
+    ],
+)
+def test_bytes_of_the_reference_geometry_are_the_published_ones(tokens, held, nope, swa):
+    sizes = cut_bytes(muse_glimmer(), tokens, held)
+    assert (sizes.nope_bytes, sizes.swa_bytes, sizes.kv_bytes) == (nope, swa, nope + swa)
+
+
+def test_half_of_one_window_held_is_just_less_than_half_of_the_bytes():
+    layout = muse_glimmer()
+    share = cut_bytes(layout, 2_048, 1_024).kv_bytes / cut_bytes(layout, 2_048).kv_bytes
+    assert round(100 * share, 2) == 49.98
+    full = cut_bytes(layout, 65_536)
+    assert full.kv_bytes == 954_190_848
+    assert round(100 * cut_bytes(layout, 65_536, 32_768).kv_bytes / full.kv_bytes, 4) == 54.2851
+
+
+def test_tails_of_the_reference_geometry():
+    layout = muse_glimmer()
+    assert window_bytes(layout) == 81_788_928
+    assert tail_bytes(layout, 32_769, 512) == 27_262_976
+    assert tail_bytes(layout, 130_815, 512) == 254 * 53_248
+
+
+@pytest.mark.parametrize("held", [0, 256, 1024])
+def test_the_arithmetic_agrees_with_the_tiles_that_a_cut_is_made_of(held):
+    layout = muse_glimmer()
+    for tokens in (1_500, 2_049, 5_000):
+        whole = [spec for spec in cut_tile_specs(layout, tokens - 1) if spec.end_position > held]
+        assert sum(spec.data_bytes(layout) for spec in whole) == (
+            cut_bytes(layout, tokens, held).kv_bytes
+        )
+
+
+@pytest.mark.parametrize(("tokens", "held"), [(1, 0), (2048, 100), (2048, 2048), (200_000, 0)])
+def test_numbers_that_make_no_cut_are_refused(tokens, held):
+    with pytest.raises(LimitError):
+        cut_bytes(muse_glimmer(), tokens, held)
+    with pytest.raises(UsageError):
+        BenchOrder.of(tokens, held, Kind.PROMPT, "muse-glimmer", 0.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"layers": 3}', json.dumps(SMALL | {"encoding": "f8"})]
+)
+def test_a_file_that_is_no_layout_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(KvpackError, match=r"other\.json"):
+        read_layout(str(path))
+
+
+def test_made_rows_differ_by_position_layer_and_role(small):
+    layout = read_layout(small)
+    source = RowSource(layout, 1)
+    rows = np.empty((600, layout.key_row_bytes(1)), np.uint8)
+    source.fill(1, 0, 40, rows)
+    assert source.count_equal(1, 0, 40, rows) == 600
+    assert source.count_equal(1, 0, 41, rows) == 0
+    assert source.count_equal(4, 0, 40, rows) == 0
+    rows[[7, 8]] = rows[[8, 7]]
+    rows[300, 3] ^= 1
+    assert source.count_equal(1, 0, 40, rows) == 597
+
+
+def test_a_plane_hands_out_only_rows_that_are_live(small):
+    layout = read_layout(small)
+    model = MadeModel("small", layout)
+    model.made_tokens = 700
+    generation = model.new_generation()
+    specs = cut_tile_specs(layout, 700)
+    with pytest.raises(KvpackError, match="are live"):
+        generation.read_tile(specs[0])
+    generation.prefill([0] * 700)
+    for spec in specs:
+        assert len(generation.read_tile(spec).data) == spec.data_bytes(layout)
+
+
+def test_a_small_run_moves_every_row_and_counts_every_byte(world, small):
+    tokens = 1_500
+    config = world.config("target")
+    taking = MadeModel("small", read_layout(small))
+    order = BenchOrder.of(tokens, 0, Kind.PROMPT, small, 0.0)
+
+    async def run():
+        async with running(config, bench_fitting(taking, config, takes=True)) as target:
+            other = OtherEnd(
+                str(target.address), "target", world.credentials("source"),
+                config.directory_url, world.root / "source-data",
+            )  # fmt: skip
+            return as_values(await measure(order, other))
+
+    values = node_support.run(run())
+    sizes = cut_bytes(order.layout, tokens)
+    assert values["kv_bytes"] == sizes.kv_bytes == values["kv_bytes_expected"]
+    assert (values["nope_bytes"], values["swa_bytes"]) == (sizes.nope_bytes, sizes.swa_bytes)
+    assert values["installed_equal"] is True
+    held = sum(layer.held_rows(tokens - 1) + 1 for layer in order.layout.layers)
+    assert values["rows_compared"] == values["rows_equal"] == 2 * held
+    assert values["payload_bytes"] > values["kv_bytes"]
+    assert values["wire_bytes"] <= 1.002 * values["payload_bytes"] + (64 << 10)
+    assert 0.0 < values["hidden_fraction"] < 1.0
+    assert values["prefill_simulated"] is True
+    assert 0.0 < values["exposed_handover_s"] < 5.0
+    assert values["push_gbytes_per_s"] > 0 and values["tls_baseline_gbytes_per_s"] > 0
+    assert world.spool("target") == []
+    assert "hidden_fraction" in as_page(values)
+
+
+def test_a_row_that_is_not_the_one_sent_is_counted(small):
+    """The comparison is the target's own: it must see what the tags cannot."""
+    layout = read_layout(small)
+    model = MadeModel("small", layout)
+    model.made_tokens = 499
+    generation = model.new_generation()
+    generation.prefill([0] * 499)
+    generation.step(0)
+    compared, equal = generation.planes.count_equal(model.rows, 500)
+    assert compared == equal == 2 * sum(layer.held_rows(499) + 1 for layer in layout.layers)
+    generation.planes.planes[2].roles[1][250, 0] ^= 1
+    assert generation.planes.count_equal(model.rows, 500) == (compared, compared - 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--tokens", "600"],
+        ["--tokens", "600", "--loopback", "--to", "127.0.0.1:1"],
+        ["--tokens", "600", "--to", "127.0.0.1:1"],
+        ["--tokens", "600", "--held", "599", "--loopback"],
+    ],
+)
+def test_a_command_that_cannot_be_run_is_a_usage_error(arguments):
+    result = CliRunner().invoke(cli.main, ["bench", "move", *arguments])
+    assert result.exit_code == 2
