@@ -33,6 +33,11 @@ class Moves:
         self._tasks: set[asyncio.Task[Moved]] = set()
 
     @property
+    def source(self) -> Source:
+        """What every move of this node needs."""
+        return self._source
+
+    @property
     def binding(self) -> PackBinding:
         """What this node's packs are bound to."""
         return self._source.binding
