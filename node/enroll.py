@@ -153,16 +153,18 @@ def load_pair(folder: Path) -> tuple[bytes, bytes]:
     Raises:
         CredentialsError: A file is missing, too open, a link, or neither key is the right one.
     """
-    certificate_pem = read_public(folder / NODE_CERTIFICATE)
-    public_key = load_certificate(certificate_pem, NODE_CERTIFICATE).public_key()
-    key_pem = read_private(folder / NODE_KEY)
-    if load_key(key_pem, folder / NODE_KEY).public_key() == public_key:
-        return certificate_pem, key_pem
-    # A renewal that was cut between its two renames.
-    if (folder / NEXT_KEY).exists():
-        key_pem = read_private(folder / NEXT_KEY)
-        if load_key(key_pem, folder / NEXT_KEY).public_key() == public_key:
-            return certificate_pem, key_pem
+    # Twice: a renewal may move both files between two of these reads.
+    for _ in range(2):
+        present = read_private(folder / NODE_KEY)
+        certificate_pem = read_public(folder / NODE_CERTIFICATE)
+        public_key = load_certificate(certificate_pem, NODE_CERTIFICATE).public_key()
+        if load_key(present, folder / NODE_KEY).public_key() == public_key:
+            return certificate_pem, present
+        # A renewal that was cut between its two renames.
+        if (folder / NEXT_KEY).exists():
+            following = read_private(folder / NEXT_KEY)
+            if load_key(following, folder / NEXT_KEY).public_key() == public_key:
+                return certificate_pem, following
     raise CredentialsError(f"{folder}: the certificate is not for the key beside it")
 
 
