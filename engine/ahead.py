@@ -79,8 +79,14 @@ class AheadCall:
     def fits(self, caches: Sequence[PlaneCache]) -> bool:
         """Whether the planes still are what the call was built on."""
         for cache, before in zip(caches, self._before, strict=True):
-            now = _state(cache.plane)
-            if now[0] is not before[0] or now[1] is not before[1] or now[2:] != before[2:]:
+            plane = cache.plane
+            key, value, length, logical, physical = before
+            origins = plane.origins
+            if (
+                plane.key is not key or plane.value is not value
+                or origins.length != length or origins.origin_logical != logical
+                or origins.origin_physical != physical
+            ):  # fmt: skip
                 return False
         return True
 

@@ -93,16 +93,17 @@ class PlaneCache:
             ContextLimitError: The context is full.
             ValueError: Shape or dtype is not the layer's.
         """
-        start, count = self.offset, keys.shape[2]
-        if attention_route(self.plane.origins, count) is Route.STAGED:
+        plane, count = self.plane, keys.shape[2]
+        start = plane.origins.next_position
+        if attention_route(plane.origins, count) is Route.STAGED:
             staged = self._staged(start, keys, values)
-            self.plane.append_batch(start, keys, values)
+            plane.append_batch(start, keys, values)
             return staged
         if count == 1:
-            self.plane.append(start, keys, values)
+            plane.append(start, keys, values)
         else:
-            self.plane.append_batch(start, keys, values)
-        return self.plane.span()
+            plane.append_batch(start, keys, values)
+        return plane.span()
 
     def _old_rows(self) -> int:
         """Rows before the call that its first query sees: at most ``window - 1``."""

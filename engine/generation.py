@@ -16,9 +16,9 @@ import numpy as np
 from engine.ahead import AheadCall, pays_here
 from engine.cache import PlaneCache
 from engine.checkpoint import Checkpoint, check_block
-from engine.dtypes import encoding_of, host_dtype, host_words
+from engine.dtypes import host_dtype
 from engine.errors import ContextLimitError, TornGenerationError
-from engine.logits import Logits, split_logits
+from engine.logits import CallLogits, Logits
 from engine.origins import PlaneLayout
 from engine.planes import Plane, PlaneShape
 from kvpack.errors import LimitError
@@ -205,9 +205,9 @@ class Generation:
         logits = self._built(token_ids, caches, keep_logits=keep_logits)
         buffers = [array for cache in self._caches for array in cache.plane.arrays()]
         # Without logits the output layer is never computed. With them, the words that the host
-        # copies are part of the call: asked for afterwards they would be a call of their own.
-        words = host_words(logits) if keep_logits else None
-        wanted = buffers if words is None else [words, *buffers]
+        # may copy are part of the call: asked for afterwards they would be a call of their own.
+        said = CallLogits(logits) if keep_logits else None
+        wanted = buffers if said is None else [*said.arrays(), *buffers]
         if keep_logits and self._decodes_on():
             mx.async_eval(*wanted)  # type: ignore[no-untyped-call]
             self._ahead = AheadCall(self._network.forward, self._caches)
@@ -218,7 +218,7 @@ class Generation:
             self._checkpoint.note_call(len(token_ids))
         self._torn = any(cache.offset != self._position for cache in self._caches)
         self._require_whole()
-        return () if words is None else split_logits(words, encoding_of(logits.dtype))
+        return () if said is None else said.split()
 
     def _built(
         self, token_ids: Sequence[int], caches: Sequence[PlaneCache], *, keep_logits: bool

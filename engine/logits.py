@@ -3,35 +3,67 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from engine.dtypes import encoding_of, host_words
 from kvpack.errors import LayoutMismatchError
 from kvpack.layout import Encoding
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Logits:
     """One value per vocabulary entry, in the model's own dtype.
 
+    A value: what it says never changes. Logits that a call left in MLX's memory are copied to the
+    host when somebody first asks for them; the greedy token alone needs no copy.
+
     Attributes:
         encoding: Element type.
-        data: ``[vocab_size]``, little-endian.
 
     Raises:
         LayoutMismatchError: ``data`` is empty or not a whole number of elements.
     """
 
-    encoding: Encoding
-    data: bytes
+    __slots__ = ("_best", "_data", "_row", "encoding")
 
-    def __post_init__(self) -> None:
-        size = self.encoding.element_bytes
-        if not self.data or len(self.data) % size:
-            raise LayoutMismatchError("logits.data_bytes", f"a multiple of {size}", len(self.data))
+    def __init__(self, encoding: Encoding, data: bytes) -> None:
+        """Logits whose bytes are at hand: ``[vocab_size]``, little-endian."""
+        size = encoding.element_bytes
+        if not data or len(data) % size:
+            raise LayoutMismatchError("logits.data_bytes", f"a multiple of {size}", len(data))
+        self.encoding = encoding
+        self._data: bytes | None = data
+        self._best: int | None = None
+        self._row: _Row | None = None
+
+    @classmethod
+    def _left_in(cls, row: _Row, encoding: Encoding, best: int) -> Logits:
+        """Logits that stay where a call left them until somebody asks."""
+        logits = cls.__new__(cls)
+        logits.encoding, logits._data, logits._best, logits._row = encoding, None, best, row
+        return logits
+
+    @property
+    def data(self) -> bytes:
+        """``[vocab_size]``, little-endian."""
+        row = self._row
+        if self._data is None and row is not None:
+            # Data before row: another thread may ask at the same time, and either finds one.
+            self._data = row.read()
+            self._row = None
+        return self._data or b""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Logits):
+            return NotImplemented
+        return self.encoding is other.encoding and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash((self.encoding, self.data))
 
     def __repr__(self) -> str:
         return f"Logits({self.encoding.value}, {len(self.data)} bytes)"
@@ -47,22 +79,56 @@ class Logits:
 
     def argmax(self) -> int:
         """The greedy token; the lowest id among equals."""
-        return int(np.argmax(self.values()))
+        if self._best is None:
+            self._best = int(np.argmax(self.values()))
+        return self._best
 
     def digest(self) -> bytes:
         """32 bytes: BLAKE3 of the encoding's name and the raw logits."""
         return blake3(self.encoding.value.encode() + b"\0" + self.data).digest()
 
 
-def split_logits(words: mx.array, encoding: Encoding) -> tuple[Logits, ...]:
-    """The logits after each token of a call, copied from ``words`` ``[1, count, vocab_size]``.
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One token's logits within those of a call.
 
-    Args:
-        words: Evaluated, and of a type that numpy knows.
-        encoding: What the bytes are.
+    Attributes:
+        words: ``[1, count, vocab_size]``, evaluated; nobody writes to them.
+        index: Which of the ``count``.
     """
-    data = np.array(words, copy=False).tobytes()
-    size = len(data) // words.shape[1]
-    return tuple(
-        Logits(encoding, data[first : first + size]) for first in range(0, len(data), size)
-    )
+
+    words: mx.array
+    index: int
+
+    def read(self) -> bytes:
+        row: bytes = np.array(self.words, copy=False)[0, self.index].tobytes()
+        return row
+
+
+class CallLogits:
+    """The logits of one call, and the greedy token after each of its tokens: lazy until evaluated.
+
+    The choice is made where the logits are: on a GPU bringing them to the host costs more than a
+    tiny layer, and greedy decoding needs one number of them.
+    """
+
+    __slots__ = ("_best", "_encoding", "_words")
+
+    def __init__(self, logits: mx.array) -> None:
+        """Of ``logits`` ``[1, count, vocab_size]``."""
+        self._encoding = encoding_of(logits.dtype)
+        self._words = host_words(logits)
+        self._best = mx.argmax(logits, axis=-1)
+
+    def arrays(self) -> list[mx.array]:
+        """What has to be evaluated before :meth:`split`."""
+        return [self._words, self._best]
+
+    def split(self) -> tuple[Logits, ...]:
+        """One value per token of the call."""
+        # A single number has a way to the host of its own, which is the quicker one on a GPU.
+        best: Any = [self._best.item()] if self._best.size == 1 else self._best[0].tolist()
+        return tuple(
+            Logits._left_in(_Row(self._words, index), self._encoding, token)
+            for index, token in enumerate(best)
+        )

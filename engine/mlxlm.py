@@ -16,6 +16,8 @@ from huggingface_hub import constants as hub_constants
 from huggingface_hub.errors import StrictDataclassError
 from mlx.utils import tree_map_with_path
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.gemma3_text import RMSNorm as GemmaNorm
+from mlx_lm.models.muse_glimmer import CenteredRMSNorm
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import load_model as load_network
 from mlx_lm.utils import load_tokenizer as _load_tokenizer_files
@@ -32,6 +34,7 @@ from engine.fingerprint import (
     read_json_object,
 )
 from engine.folder import find_folder, require_files
+from engine.folding import fold
 from engine.mapping import LayerCacheKind, ProbedNetwork, probe_network
 from engine.model import LoadedParts, Model
 from engine.origins import PlaneLayout
@@ -41,6 +44,9 @@ from kvpack.layout import Encoding
 
 #: Measured on MLX's CPU backend: attention reads head-major planes faster than token-major ones.
 DEFAULT_PLANE_LAYOUT: Final = PlaneLayout.HEAD_MAJOR
+
+#: Norms that add one to their weight at every call.
+_OFFSET_NORMS: Final = (CenteredRMSNorm, GemmaNorm)
 
 #: What mlx-lm and the tokenizers raise for a folder that they cannot use.
 _BROKEN_FOLDER: Final = (
@@ -89,6 +95,9 @@ def load_model(
     probed = _probe(network, fields, architecture)
     tokenizer = _load_tokenizer(found.folder)
     layout, planes = probed.layout, plane_layout or DEFAULT_PLANE_LAYOUT
+    # Only MLX's GPU backends have a kernel for RoPE.
+    on_cpu = backend.backend_name() == "cpu"
+    fold(network, _OFFSET_NORMS, mlx_dtype(layout.encoding), share_angles=on_cpu)
     template = getattr(tokenizer, "chat_template", None)
     return Model(
         LoadedParts(

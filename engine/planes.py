@@ -82,13 +82,17 @@ class Plane:
         value: Buffer of the values, likewise.
     """
 
-    __slots__ = ("_dtype", "_row_axis", "key", "origins", "shape", "value")
+    __slots__ = (
+        "_dtype", "_key_row", "_row_axis", "_value_row", "key", "origins", "shape", "value",
+    )  # fmt: skip
 
     def __init__(self, shape: PlaneShape) -> None:
         self.shape = shape
         # Asked for at every step of every layer.
         self._dtype = mlx_dtype(shape.encoding)
         self._row_axis = shape.row_axis
+        self._key_row = (1, shape.kv_heads, 1, shape.key_dim)
+        self._value_row = (1, shape.kv_heads, 1, shape.value_dim)
         self.origins = Origins(shape.layer, shape.capacity, wraps=shape.wraps)
         self.key: mx.array | None = None
         self.value: mx.array | None = None
@@ -147,10 +151,24 @@ class Plane:
             ContextLimitError: The plane is full and does not wrap. Nothing was written.
             ValueError: Shape or dtype of a row is not the plane's. Nothing was written.
         """
-        self._require_rows(key, value, 1)
+        # As append_batch of one row does it, without the calls in between: this runs in every
+        # layer at every step, and a tiny model's step is made of such things.
+        dtype = self._dtype
+        if (
+            key.shape != self._key_row or value.shape != self._value_row
+            or key.dtype != dtype or value.dtype != dtype
+        ):  # fmt: skip
+            self._require_rows(key, value, 1)
         slot = self.origins.append(position)
-        self._grow()
-        self._write(slot, key, value)
+        keys, values = self.key, self.value
+        if keys is None or values is None or keys.shape[self._row_axis] < self.origins.length:
+            self._grow()
+            keys, values = self._buffers()
+        if self._row_axis == 2:
+            row = slice(slot, slot + 1)
+            keys[:, :, row], values[:, :, row] = key, value
+        else:
+            self._write(slot, key, value)
         return slot
 
     def append_batch(self, start: int, key: mx.array, value: mx.array) -> tuple[int, int]:

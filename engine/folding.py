@@ -1,0 +1,132 @@
+"""What a network computes anew in every layer and at every step, though it cannot have changed.
+
+Two things, each replaced by the same operations done once, so that no bit changes:
+
+- *Offset norms* scale by one plus a weight, and add the one at each call. Here it is added when the
+  model is loaded.
+- *Angles.* Where the backend has no kernel for RoPE of its own, MLX builds it from a dozen
+  operations, and all but the last few depend on the position alone. Layers that turn alike share
+  them here, queries and keys too, for calls of one token: for chunks the share is not worth it.
+
+A tiny model's step is made of such operations: each costs microseconds whatever it computes. What
+is shared is a function of position and dtype, so no session, restored or not, can tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.positional_encoding import RoPE
+
+#: Positions and dtypes at which shared angles must give the bits of MLX's own before they are used.
+_TRIED_POSITIONS = (0, 1, 4_095, 70_001)
+
+
+class OffsetNorm:
+    """RMS norm by ``1 + weight``, the sum made once.
+
+    Attributes:
+        scale: ``[dim]``, one plus the weight.
+        eps: Added to the mean square.
+    """
+
+    __slots__ = ("eps", "scale")
+
+    def __init__(self, weight: mx.array, eps: float) -> None:
+        self.scale = 1.0 + weight
+        self.eps = eps
+        mx.eval(self.scale)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """``x`` ``[..., dim]``, normed."""
+        return mx.fast.rms_norm(x, self.scale, self.eps)
+
+
+class Angles:
+    """Cosines and sines of one position, for layers whose RoPE has these parameters."""
+
+    __slots__ = ("_cosine", "_for", "_log_base", "_pairs", "_scale", "_sine")
+
+    def __init__(self, rope: RoPE) -> None:
+        self._pairs = rope.dims // 2
+        self._log_base = math.log(rope.base)
+        self._scale = rope.scale
+        self._for: tuple[int, mx.Dtype] | None = None
+
+    def at(self, position: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+        """``[1, dims / 2]`` each, by the very operations of MLX's RoPE; those asked for last stay.
+
+        Lazy: whoever uses them first computes them.
+        """
+        if self._for != (position, dtype):
+            steps = mx.arange(0, -self._pairs, -1, dtype=mx.float32)
+            frequencies = mx.exp(steps * mx.array(self._log_base / self._pairs, mx.float32))
+            where = mx.arange(1, dtype=mx.float32) + mx.array(position, mx.int32)
+            theta = (where * mx.array(self._scale, mx.float32))[:, None] * frequencies
+            self._cosine, self._sine = mx.cos(theta).astype(dtype), mx.sin(theta).astype(dtype)
+            self._for = (position, dtype)
+        return self._cosine, self._sine
+
+
+class SharedRope:
+    """A layer's RoPE that takes the angles of a single token from where other layers find them."""
+
+    __slots__ = ("_angles", "_own")
+
+    def __init__(self, own: RoPE, angles: Angles) -> None:
+        """Stand in for ``own``."""
+        self._own = own
+        self._angles = angles
+
+    def __call__(self, x: mx.array, offset: int = 0) -> mx.array:
+        """``x`` ``[batch, heads, tokens, head_dim]`` from position ``offset`` on, turned."""
+        own = self._own
+        if x.shape[2] != 1 or x.shape[3] != own.dims:
+            turned: mx.array = own(x, offset=offset)
+            return turned
+        cosine, sine = self._angles.at(offset, x.dtype)
+        if own.traditional:
+            left, right = x[..., ::2], x[..., 1::2]
+            pairs = [left * cosine - right * sine, left * sine + right * cosine]
+            return mx.stack(pairs, axis=-1).reshape(x.shape)
+        half = own.dims // 2
+        left, right = x[..., :half], x[..., half:]
+        return mx.concatenate([left * cosine - right * sine, left * sine + right * cosine], axis=-1)
+
+
+def fold(
+    network: Module, offset_norms: Sequence[type[Module]], dtype: mx.Dtype, *, share_angles: bool
+) -> None:
+    """Replace what can be computed once, in place. The results of ``network`` keep every bit.
+
+    Args:
+        network: As loaded and cast; its norms leave its parameters.
+        offset_norms: Classes whose call is an RMS norm by ``1 + weight``.
+        dtype: Of the rows that RoPE turns.
+        share_angles: Whether MLX builds RoPE from single operations here.
+    """
+    shared: dict[tuple[int, float, float], Angles] = {}
+    # Bound first: strict mypy refuses a direct call of an untyped function.
+    named_modules: Any = network.named_modules
+    for _, parent in named_modules():
+        children: list[tuple[str, Any]] = list(parent.items())
+        for name, child in children:
+            if type(child) in offset_norms:
+                setattr(parent, name, OffsetNorm(child.weight, child.eps))
+            elif share_angles and type(child) is RoPE:
+                key = (child.dims, child.base, child.scale)
+                rope = SharedRope(child, shared.setdefault(key, Angles(child)))
+                if _same_bits(child, rope, dtype):
+                    setattr(parent, name, rope)
+
+
+def _same_bits(own: RoPE, shared: SharedRope, dtype: mx.Dtype) -> bool:
+    """Whether MLX still builds RoPE as it is built here; another version may not."""
+    x = (mx.arange(own.dims, dtype=mx.float32) / 7.0 - 1.0).astype(dtype)[None, None, None]
+    pairs = [(own(x, offset=at), shared(x, offset=at)) for at in _TRIED_POSITIONS]
+    words = [(left.view(mx.uint8), right.view(mx.uint8)) for left, right in pairs]
+    return all(mx.array_equal(left, right).item() for left, right in words)
