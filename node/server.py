@@ -113,7 +113,7 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         make_private_folder(folder)
     # Off the loop: a slow volume must not look like a hung process.
     bound = VolumeBound(worst_s=config.volume_worst_s)
-    await asyncio.to_thread(probe_volume, config.data_dir, bound)
+    worst_s = await asyncio.to_thread(probe_volume, config.data_dir, bound)
     async with contextlib.AsyncExitStack() as stack:
         # The port first: a taken one is found before the model is loaded.
         server, address = _bind(config.address, live)
@@ -130,6 +130,7 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         spool = config.data_dir / SPOOL
         target = Target(sessions, engine, binding, journal, spool, spools=fitting.spools)
         recovered = await recover(target)
+        log.info("volume: worst of %d durable writes %.1f ms", bound.reserves, 1000 * worst_s)
         log.info("restored %d sessions, %d lost", len(recovered.restored), len(recovered.lost))
         node = Node(name, address, sessions, Transfers(target), Moves(source))
         leases = asyncio.create_task(node.transfers.watch_leases())

@@ -8,7 +8,6 @@ tries it before it listens, and refuses a slow one by name.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -19,8 +18,6 @@ from typing import Final
 from kvpack.publish import explain, flush, private_name
 from node.config import VOLUME_WORST_S
 from node.errors import UsageError, VolumeError
-
-log = logging.getLogger(__name__)
 
 #: Durable writes in one round.
 RESERVES: Final = 20
@@ -95,8 +92,6 @@ def probe_volume(
         for _ in range(ROUNDS):
             took_s = _round(folder, name, bound, reserve, clock_s)
             if took_s[-1] <= bound.worst_s:
-                log.info("volume of %s: worst of %d durable writes %.1f ms",
-                         folder, len(took_s), 1000 * max(took_s))  # fmt: skip
                 return max(took_s)
     except OSError as error:
         raise VolumeError(f"{folder}: no durable write is possible: {explain(error)}") from error
