@@ -58,7 +58,18 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Options of ``kvnode serve``."""
+    """Options of ``kvnode serve``.
+
+    Attributes:
+        address: Where to listen.
+        model_dir: The model.
+        data_dir: This node's own files.
+        credentials_dir: Made by ``kvnode enroll`` or ``kvnode pair``.
+        directory_url: Who owns what; :func:`node.directory.open_directory` says how it is written.
+        volume_worst_s: How slow the data folder may be at its worst.
+        lease_s: How long this node's lease runs without a renewal.
+        share_directory: Serve the directory file to other nodes.
+    """
 
     address: Address
     model_dir: Path
@@ -66,6 +77,8 @@ class ServeConfig:
     credentials_dir: Path
     directory_url: str
     volume_worst_s: float = VOLUME_WORST_S
+    lease_s: float = 15.0
+    share_directory: bool = False
 
 
 def prepare_process() -> None:

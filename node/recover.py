@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +20,8 @@ from kvpack.errors import KvpackError
 from kvpack.identity import require_same_identity
 from kvpack.keys import Keyring
 from kvpack.publish import is_private_name
-from node.directory import Ownership
-from node.errors import InventoryError
+from node.directory import NONCE_BYTES, Ownership, transfer_settled
+from node.errors import InventoryError, StaleTokenError
 from node.migration.messages import nonce_of
 from node.migration.table import TargetState
 from node.migration.target import Target, spool_name
@@ -83,6 +85,16 @@ def _remove_leftovers(folder: Path, known: set[str]) -> None:
 
 
 async def _restore(target: Target, entry: Ownership, pack: Path) -> bool:
+    """Take the session over from the process before, then load it.
+
+    The raised revision fences a process of this name that is only paused, and tells clients that
+    what they were told since the last published cut may be gone.
+    """
+    try:
+        entry = await _raise(target, entry)
+    except StaleTokenError:
+        log.warning("session %s: not owned by this node any more", entry.session_id)
+        return False
     try:
         session = await _load(target, entry, pack)
     except (KvpackError, OSError) as error:
@@ -90,6 +102,12 @@ async def _restore(target: Target, entry: Ownership, pack: Path) -> bool:
         return False
     target.sessions.adopt(session)
     return True
+
+
+async def _raise(target: Target, entry: Ownership) -> Ownership:
+    directory, nonce = target.sessions.directory, secrets.token_bytes(NONCE_BYTES)
+    token = await transfer_settled(directory, entry.session_id, entry.token, entry.node, nonce)
+    return dataclasses.replace(entry, token=token, nonce=nonce)
 
 
 async def _load(target: Target, entry: Ownership, pack: Path) -> Session:

@@ -17,11 +17,13 @@ from grpc_reflection.v1alpha import reflection
 from kvpack.errors import KvpackError
 from kvpack.keys import load_key_file
 from node.binding import PackBinding
+from node.clock import BootClock
 from node.config import Address, ServeConfig
 from node.directory import open_directory
 from node.engine_thread import EngineThread
 from node.errors import ListenError
 from node.files import make_private_folder
+from node.lease import NodeLease
 from node.migration import wire
 from node.migration.journal import Journal
 from node.migration.moves import Moves
@@ -120,11 +122,16 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         stack.push_async_callback(server.stop, None)
         directory = open_directory(config.directory_url)
         stack.push_async_callback(directory.close)
+        lease = NodeLease(directory, name, BootClock(), config.lease_s)
+        await lease.start()
+        stack.push_async_callback(lease.close)
+        renewing = asyncio.create_task(lease.run())
+        stack.push_async_callback(_cancel, renewing)
         journal = Journal(config.data_dir / "journal.sqlite")
         stack.push_async_callback(journal.close)
         engine = await fitting.load(config.model_dir)
         stack.callback(engine.close)
-        sessions = Sessions(name, engine, directory, journal)
+        sessions = Sessions(name, engine, directory, journal, lease)
         binding = PackBinding.of(engine.model, key)
         source = Source(sessions, engine, binding, journal, _connector(live))
         spool = config.data_dir / SPOOL

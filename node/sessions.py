@@ -33,6 +33,7 @@ from node.errors import (
     SessionStateError,
     StaleTokenError,
 )
+from node.lease import NodeLease
 from node.migration.journal import Journal
 from node.session import Decoded, Phase, Session, check_session_id
 
@@ -49,11 +50,17 @@ class Sessions:
     """The sessions that this node owns, by id."""
 
     def __init__(
-        self, node: str, engine: EngineThread, directory: Directory, journal: Journal
+        self,
+        node: str,
+        engine: EngineThread,
+        directory: Directory,
+        journal: Journal,
+        lease: NodeLease,
     ) -> None:
         self.node = node
         self.engine = engine
         self.directory = directory
+        self.lease = lease
         self._journal = journal
         self._live: dict[str, Session] = {}
         self._opening: set[str] = set()
@@ -81,6 +88,7 @@ class Sessions:
         if session_id in self._live or session_id in self._opening:
             raise SessionExistsError(f"session {session_id}: lives here already")
         self._require_room()
+        self.lease.require()
         self._opening.add(session_id)
         try:
             token = await self._claim(session_id)
@@ -115,6 +123,8 @@ class Sessions:
             SessionNotFoundError: It does not live here.
             StaleTokenError: ``token`` is not what this node owns it by.
             SessionFrozenError: It is being handed over, or an operation before took too long.
+            FencedError: This node's lease is over, or was while the operation ran: what came of
+                it may be stale and is not given out.
         """
         session = await self.find(session_id)
         try:
@@ -123,8 +133,13 @@ class Sessions:
         except TimeoutError:
             raise SessionFrozenError(f"session {session_id}: another operation runs") from None
         try:
+            mark = self.lease.require()
             await self._require_owned(session, token)
+            # Again: the process may have been paused since the directory answered.
+            self.lease.require(mark)
             yield session
+            if session.phase is not Phase.GONE:
+                self.lease.require(mark)
         finally:
             session.lock.release()
 
