@@ -10,7 +10,7 @@ import click
 from kvpack.cli import output
 from kvpack.cli.options import PATH, json_option, key_options, keyring_of, require_keys
 from kvpack.cli.output import display_name, named, say, say_json
-from kvpack.cli.progress import Progress
+from kvpack.cli.progress import OBJECTS, Progress
 from kvpack.errors import EXIT_DAMAGE, EXIT_GOOD
 from kvpack.store import (
     BUDGET_BYTES,
@@ -20,6 +20,7 @@ from kvpack.store import (
     GcPolicy,
     GcResult,
     Severity,
+    ToldStore,
     apply_gc,
     check_store,
     open_store,
@@ -121,9 +122,13 @@ def gc(yes: bool, budget: int, as_json: bool, store: str) -> None:
     result = None
     with named(name, as_json):
         opened = open_store(store)
-        plan = plan_gc(opened, int(time.time()), GcPolicy(Budget(bytes_max=budget)))
+        with Progress("planning", 0, unit=OBJECTS) as progress:
+            watched = ToldStore(opened, progress.advance)
+            plan = plan_gc(watched, int(time.time()), GcPolicy(Budget(bytes_max=budget)))
         if yes:
-            result = apply_gc(opened, plan, int(time.time()), secrets.token_bytes(16), pause)
+            with Progress("collecting", 0, unit=OBJECTS) as progress:
+                watched = ToldStore(opened, progress.advance)
+                result = apply_gc(watched, plan, int(time.time()), secrets.token_bytes(16), pause)
     if as_json:
         say_json({"name": name, **_plan_json(plan), "applied": _result_json(result)})
         return

@@ -24,6 +24,7 @@ from kvpack.store.plan import Drop, GcPlan, GcPolicy, plan_gc
 from kvpack.store.reader import CutReader
 from kvpack.store.retention import cut_cadence_tokens, cut_positions
 from kvpack.store.sweep import GcResult, apply_gc, tidy_store
+from kvpack.store.told import ToldStore
 from kvpack.store.writer import CutWriter, WriterTools
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "StoreFullError",
     "StoredCut",
     "StoredObject",
+    "ToldStore",
     "Trust",
     "Usage",
     "WriterTools",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +15,8 @@ import pytest
 from cli_kit import Run, changed, furnish, runner, with_changed_row, write_pack
 from pack_kit import HEADER, KEY, LAYOUT, header_for, snapshot
 
+from kvpack.cli import store_commands
+from kvpack.cli.progress import Progress
 from kvpack.codes import ChunkClass
 from kvpack.header import Header
 from kvpack.keys import EpochKey, Keyring, write_key_file
@@ -187,6 +192,36 @@ def test_gc_shows_its_plan_and_acts_only_when_told(run: Run) -> None:
     assert len(_objects(run("ls", "--json", "packs").out)) == 1
     assert run("check", *_KEY, "--deep", "packs").code == 0
     assert later
+
+
+class _SlowTerminal(io.StringIO):
+    """A terminal, and a second that has gone by whenever anybody looks at the clock."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_gc_shows_progress_on_a_terminal_after_a_second(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _import(run)
+    chunks = len(_chunks())
+    seconds = itertools.count()
+    monkeypatch.setattr(
+        store_commands,
+        "Progress",
+        lambda what, total, unit: Progress(what, total, terminal, lambda: next(seconds), unit),
+    )
+    terminal = _SlowTerminal()
+    plan = run("gc", "packs")
+    assert plan.err == ""
+    said = terminal.getvalue()
+    last = max(int(found) for found in re.findall(r"planning: (\d+) objects", said))
+    assert last > chunks and said.endswith("\r\x1b[K") and "collecting" not in said
+    run("gc", "--yes", "--budget", "0", "packs")
+    found = re.findall(r"collecting: (\d+) objects", terminal.getvalue())
+    assert max(map(int, found)) > chunks
+    assert _chunks() == []
 
 
 def test_ls_says_what_cannot_be_used(run: Run) -> None:

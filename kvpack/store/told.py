@@ -1,0 +1,83 @@
+"""A store that tells how much work goes by: for a line of progress around a collector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from kvpack.store.interface import (
+    PAGE_NAMES,
+    Irregular,
+    ObjectData,
+    ObjectStore,
+    Page,
+    StoredObject,
+)
+
+
+class ToldStore:
+    """``store`` itself, and after every call the number of objects that it was about.
+
+    Args:
+        store: Which store.
+        told: Called with a number of objects: listed, looked at, read, written or deleted.
+    """
+
+    def __init__(self, store: ObjectStore, told: Callable[[int], None]) -> None:
+        self._store = store
+        self._told = told
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return self._store.place
+
+    def put_if_absent(self, objects: Sequence[ObjectData]) -> tuple[bool, ...]:
+        """As :meth:`ObjectStore.put_if_absent`."""
+        created = self._store.put_if_absent(objects)
+        self._told(len(created))
+        return created
+
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """As :meth:`ObjectStore.get`."""
+        data = self._store.get(name, offset, length)
+        self._told(1)
+        return data
+
+    def stat(self, names: Sequence[str]) -> tuple[StoredObject | None, ...]:
+        """As :meth:`ObjectStore.stat`."""
+        found = self._store.stat(names)
+        self._told(len(found))
+        return found
+
+    def list(self, prefix: str, after: str = "", count_max: int = PAGE_NAMES) -> Page:
+        """As :meth:`ObjectStore.list`; told page by page."""
+        page = self._store.list(prefix, after, count_max)
+        self._told(len(page.objects))
+        return page
+
+    def delete(self, names: Sequence[str]) -> int:
+        """As :meth:`ObjectStore.delete`."""
+        count = self._store.delete(names)
+        self._told(len(names))
+        return count
+
+    def free_bytes(self) -> int | None:
+        """As :meth:`ObjectStore.free_bytes`."""
+        return self._store.free_bytes()
+
+    def irregular(self) -> tuple[Irregular, ...]:
+        """As :meth:`ObjectStore.irregular`."""
+        found = self._store.irregular()
+        self._told(len(found))
+        return found
+
+    def remove_leftovers(self, names: Sequence[str]) -> int:
+        """As :meth:`ObjectStore.remove_leftovers`."""
+        count = self._store.remove_leftovers(names)
+        self._told(len(names))
+        return count
+
+    def collector(self) -> AbstractContextManager[None]:
+        """As :meth:`ObjectStore.collector`."""
+        return self._store.collector()
