@@ -41,10 +41,12 @@ class MissingRows:
 class _Buffer:
     """A plane's buffer while it is filled from the host."""
 
-    __slots__ = ("_array", "_host", "_shape")
+    __slots__ = ("_array", "_dim", "_host", "_rows", "_shape")
 
     def __init__(self, shape: PlaneShape, rows: int, dim: int) -> None:
         self._shape = shape
+        self._rows = rows
+        self._dim = dim
         size = shape.buffer_shape(rows, dim)
         self._array: mx.array | None = None
         if host_fill_works():
@@ -57,6 +59,14 @@ class _Buffer:
     def rows(self) -> HostArray:
         """Writable view ``[rows, kv_heads, dim]``."""
         return token_major(self._host, self._shape.layout)
+
+    def resized(self, rows: int) -> _Buffer:
+        """A buffer of at least as many rows that holds the same ones; itself where none is new."""
+        if rows == self._rows:
+            return self
+        larger = _Buffer(self._shape, rows, self._dim)
+        larger.rows()[: self._rows] = self.rows()
+        return larger
 
     def take(self) -> mx.array:
         """The filled array. Drop this buffer then: its host view bars MLX from writing in place."""
@@ -77,6 +87,15 @@ class _PlaneFill:
         self.key = _Buffer(shape, rows, shape.key_dim)
         self.value = _Buffer(shape, rows, shape.value_dim)
         self.arrived: npt.NDArray[np.bool_] = np.zeros(self.origins.length, np.bool_)
+
+    def extend(self, position: int) -> None:
+        """Make room up to ``position`` in a plane that does not wrap. Rows stay where they are."""
+        shape, before = self.shape, self.origins.length
+        self.origins = Origins.restored(shape.layer, shape.capacity, position, wraps=False)
+        rows = physical_rows(self.origins.length, shape.capacity)
+        self.key = self.key.resized(rows)
+        self.value = self.value.resized(rows)
+        self.arrived = np.concatenate((self.arrived, np.zeros(position - before, np.bool_)))
 
     def check(self, spec: TileSpec) -> None:
         """Refuse rows that do not belong here or are here already."""
@@ -119,12 +138,16 @@ class _PlaneFill:
 
 
 class Installer:
-    """Builds the generation of a cut at one position from its tiles."""
+    """Builds the generation of a cut from its tiles.
 
-    __slots__ = ("_finished", "_network", "_planes", "_position")
+    The cut's position is known from the start, or the installer grows: then rows of full layers
+    may arrive before it is fixed, and rows of sliding windows only after.
+    """
 
-    def __init__(self, network: Network, position: int) -> None:
-        """Take the memory for a cut after ``position`` tokens.
+    __slots__ = ("_finished", "_growing", "_network", "_planes", "_position")
+
+    def __init__(self, network: Network, position: int, *, growing: bool = False) -> None:
+        """Take the memory for a cut after ``position`` tokens; if growing, at least so many.
 
         Raises:
             LimitError: ``position`` is outside the context.
@@ -132,12 +155,50 @@ class Installer:
         check_range("position", position, 0, network.layout.max_context_tokens, "tokens")
         self._network = network
         self._position = position
+        self._growing = growing
         self._finished = False
-        layers = range(len(network.layout.layers))
-        self._planes = [
-            _PlaneFill(PlaneShape.of(network.layout, i, network.plane_layout), position)
-            for i in layers
+        shapes = [
+            PlaneShape.of(network.layout, layer, network.plane_layout)
+            for layer in range(len(network.layout.layers))
         ]
+        self._planes = [
+            None if growing and shape.wraps else _PlaneFill(shape, position) for shape in shapes
+        ]
+
+    def grow(self, position: int) -> None:
+        """Take room for rows of full layers up to ``position``. Does nothing where there is.
+
+        Raises:
+            LimitError: ``position`` is outside the context.
+            RuntimeError: The cut is fixed.
+        """
+        if not self._growing:
+            raise RuntimeError("this installer does not grow, or not any more")
+        most = self._network.layout.max_context_tokens
+        check_range("position", position, 0, most, "tokens")
+        if position > self._position:
+            for plane in self._planes:
+                if plane is not None:
+                    plane.extend(position)
+            self._position = position
+
+    def fix(self, position: int) -> None:
+        """The cut is after ``position`` tokens: from here on rows of windows are taken, too.
+
+        Raises:
+            LayoutMismatchError: Room was taken for more rows than that.
+            LimitError: ``position`` is outside the context.
+            RuntimeError: The cut is fixed.
+        """
+        if position < self._position:
+            raise LayoutMismatchError("position", f"at least {self._position}", position)
+        self.grow(position)
+        self._growing = False
+        for layer, plane in enumerate(self._planes):
+            if plane is None:
+                network = self._network
+                shape = PlaneShape.of(network.layout, layer, network.plane_layout)
+                self._planes[layer] = _PlaneFill(shape, position)
 
     @property
     def position(self) -> int:
@@ -155,13 +216,18 @@ class Installer:
         self._require_open()
         pieces = list(tile.planes(self._network.layout))
         for layer in tile.spec.layers:
-            self._planes[layer].check(tile.spec)
+            self._plane(layer).check(tile.spec)
         for layer, keys, values in pieces:
-            self._planes[layer].write(tile.spec, keys, values)
+            self._plane(layer).write(tile.spec, keys, values)
 
     def missing(self) -> tuple[MissingRows, ...]:
-        """Rows that have not arrived, by layer and position; empty when all did."""
-        return tuple(run for plane in self._planes for run in plane.missing())
+        """Rows that have not arrived, by layer and position; empty when all did.
+
+        Raises:
+            LayoutMismatchError: The cut is not fixed, so nobody knows.
+        """
+        layers = range(len(self._planes))
+        return tuple(run for layer in layers for run in self._plane(layer).missing())
 
     def finish(self, schedule: CallSchedule) -> Generation:
         """The detached generation.
@@ -177,13 +243,21 @@ class Installer:
         if schedule.position != self._position:
             raise LayoutMismatchError("schedule.position", self._position, schedule.position)
         for run in self.missing():
-            asked = self._planes[run.layer].origins.length
-            found = int(self._planes[run.layer].arrived.sum())
+            plane = self._plane(run.layer)
+            asked, found = plane.origins.length, int(plane.arrived.sum())
             raise LayoutMismatchError(f"layers[{run.layer}].rows", asked, found)
         self._finished = True
-        planes = [plane.plane(self._position) for plane in self._planes]
+        planes = [self._plane(layer).plane(self._position) for layer in range(len(self._planes))]
         self._planes = []
         return Generation(self._network, planes, schedule)
+
+    def _plane(self, layer: int) -> _PlaneFill:
+        plane = self._planes[layer]
+        if plane is None:
+            raise LayoutMismatchError(
+                f"layers[{layer}].rows", "none before the cut is fixed", "some"
+            )
+        return plane
 
     def _require_open(self) -> None:
         if self._finished:

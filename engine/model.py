@@ -149,14 +149,18 @@ class Model:
         self._require_thread()
         return Generation(self, empty_planes(self))
 
-    def installer(self, position: int) -> Installer:
+    def installer(self, position: int, *, growing: bool = False) -> Installer:
         """A detached generation for a cut after ``position`` tokens, to be filled with tiles.
+
+        Args:
+            position: Tokens of the cut; if growing, at least so many.
+            growing: The cut is fixed later.
 
         Raises:
             LimitError: ``position`` is outside the context.
         """
         self._require_thread()
-        return Installer(self, position)
+        return Installer(self, position, growing=growing)
 
     def forward(self, token_ids: mx.array, caches: Sequence[PlaneCache]) -> mx.array:
         """Logits ``[1, count, vocab_size]`` for ``token_ids`` ``[1, count]``; lazy.

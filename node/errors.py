@@ -74,6 +74,18 @@ class SessionNotFoundError(NodeError):
     reason = "session_not_found"
 
 
+class SessionMovedError(SessionNotFoundError):
+    """Another node owns the session. ``owner`` and ``address`` are empty where not known here."""
+
+    reason = "session_moved"
+
+    def __init__(self, session_id: str, owner: str, address: str) -> None:
+        self.owner = owner
+        self.address = address
+        where = f"owned by node {owner}" if owner else "moved away"
+        super().__init__(f"session {session_id}: {where}")
+
+
 class SessionExistsError(NodeError):
     """The session id is taken."""
 

@@ -14,7 +14,7 @@ from node.migration.journal import TransferKey
 from node.migration.messages import read_inventory, read_key, read_offer
 from node.migration.table import TargetState
 from node.migration.target import Transfers
-from node.migration.wire import SERVICE, decode_piece, token_message
+from node.migration.wire import SERVICE, Piece, decode_piece, token_message
 from node.pb.v1 import migration_pb2 as pb
 from node.status import refuse
 from node.trust import Gate
@@ -65,14 +65,20 @@ class MigrationService:
     async def prepare(self, request: pb.PrepareRequest, context: _Context) -> pb.PrepareReply:
         inbound = await self._transfers.prepare(read_offer(request, self._caller(context)))
         exact = pb.CONTINUATION_EXACT if inbound.exact else pb.CONTINUATION_COMPATIBLE
-        return pb.PrepareReply(received_objects=inbound.receiver.objects, continuation=exact)
+        receiver = inbound.receiver
+        return pb.PrepareReply(
+            received_objects=receiver.objects,
+            continuation=exact,
+            durable_objects=receiver.durable_objects,
+            held_seal_ids=receiver.held_seal_ids,
+        )
 
     async def push(self, pieces: AsyncIterator[bytes], context: _Context) -> pb.PushReply:
         opening: TransferKey | None = None
         async for message in pieces:
             first = decode_piece(message)
-            if isinstance(first, memoryview):
-                raise FormatError("pieces[0]", "the name of a transfer", "a chunk")
+            if not isinstance(first, pb.TransferRef):
+                raise FormatError("pieces[0]", "the name of a transfer", "another piece")
             opening = read_key(first, self._caller(context))
             break
         if opening is None:
@@ -124,10 +130,10 @@ class MigrationService:
         return read_key(transfer, self._caller(context))
 
 
-async def _objects(pieces: AsyncIterator[bytes]) -> AsyncIterator[memoryview]:
+async def _objects(pieces: AsyncIterator[bytes]) -> AsyncIterator[Piece]:
     async for message in pieces:
         piece = decode_piece(message)
-        if not isinstance(piece, memoryview):
+        if isinstance(piece, pb.TransferRef):
             raise InventoryError("a stream names its transfer once")
         yield piece
 

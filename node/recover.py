@@ -23,8 +23,9 @@ from kvpack.publish import is_private_name
 from node.directory import NONCE_BYTES, Ownership, transfer_settled
 from node.errors import InventoryError, StaleTokenError
 from node.migration.messages import nonce_of
+from node.migration.spool import private_paths
 from node.migration.table import TargetState
-from node.migration.target import Target, spool_name
+from node.migration.target import Target, Transfers, spool_name
 from node.packs import require_engine_rows
 from node.session import Session
 from node.state import decode_state
@@ -40,41 +41,51 @@ class Recovered:
     lost: tuple[str, ...]
 
 
-async def recover(target: Target) -> Recovered:
-    """Settle open transfers, remove leftovers, restore sessions. Before anything is served.
+async def recover(target: Target, transfers: Transfers) -> Recovered:
+    """Settle or reopen open transfers, remove leftovers, restore sessions. Before serving anything.
 
     Raises:
         DirectoryError: The directory cannot be read: then nothing may be served.
         JournalError: The journal cannot be read.
     """
-    await _settle(target)
+    await _settle(target, transfers)
     packs = await target.journal.held_packs()
     owned = await target.sessions.directory.owned_by(target.sessions.node)
     for session_id in packs.keys() - {entry.session_id for entry in owned}:
         await target.journal.let_go(session_id)
         del packs[session_id]
-    await asyncio.to_thread(_remove_leftovers, target.spool_dir, set(packs.values()))
+    open_transfers = transfers.open_offers()
+    kept = set(packs.values())
+    for offer in open_transfers:
+        kept |= {path.name for path in private_paths(target.spool_dir / spool_name(offer.key))}
+    await asyncio.to_thread(_remove_leftovers, target.spool_dir, kept)
+    claimed = {offer.session_id for offer in open_transfers}
     restored: list[str] = []
     lost: list[str] = []
     for entry in owned:
         name = packs.get(entry.session_id)
         if name is not None and await _restore(target, entry, target.spool_dir / name):
             restored.append(entry.session_id)
-        else:
+        elif entry.session_id not in claimed:
             lost.append(entry.session_id)
             log.warning("session %s: owned by this node, but not durable here", entry.session_id)
     return Recovered(tuple(restored), tuple(lost))
 
 
-async def _settle(target: Target) -> None:
-    """The directory knows by its nonce whether an open transfer had committed."""
+async def _settle(target: Target, transfers: Transfers) -> None:
+    """The directory knows by its nonce whether an open transfer had committed.
+
+    One that had not goes on where its spool ends, if its source still owns the session.
+    """
     for entry in await target.journal.open_entries():
         owner = await target.sessions.directory.owner(entry.session_id)
         nonce = nonce_of(entry.key, entry.digest)
-        committed = isinstance(owner, Ownership) and owner.nonce == nonce
-        state = TargetState.COMMITTED if committed else TargetState.ABORTED
-        log.info("%s: %s by a restart", entry.key, state.value)
-        await target.journal.record(entry.key, state, spool_name(entry.key) if committed else "")
+        if isinstance(owner, Ownership) and owner.nonce == nonce:
+            log.info("%s: committed before a restart", entry.key)
+            await target.journal.record(entry.key, TargetState.COMMITTED, spool_name(entry.key))
+        elif not await transfers.reload(entry):
+            log.info("%s: aborted by a restart", entry.key)
+            await transfers.abandon(entry)
 
 
 def _remove_leftovers(folder: Path, known: set[str]) -> None:

@@ -136,10 +136,11 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         source = Source(sessions, engine, binding, journal, _connector(live))
         spool = config.data_dir / SPOOL
         target = Target(sessions, engine, binding, journal, spool, spools=fitting.spools)
-        recovered = await recover(target)
+        transfers = Transfers(target)
+        recovered = await recover(target, transfers)
         log.info("volume: worst of %d durable writes %.1f ms", bound.reserves, 1000 * worst_s)
         log.info("restored %d sessions, %d lost", len(recovered.restored), len(recovered.lost))
-        node = Node(name, address, sessions, Transfers(target), Moves(source))
+        node = Node(name, address, sessions, transfers, Moves(source))
         leases = asyncio.create_task(node.transfers.watch_leases())
         stack.push_async_callback(_cancel, leases)
         health_service = _add_services(server, live, node, config.data_dir / PACKS)

@@ -112,6 +112,11 @@ class Session:
         """Tokens known; the position of the next one to be generated."""
         return len(self.token_ids)
 
+    @property
+    def is_worked_off(self) -> bool:
+        """Whether all known tokens but the last are computed."""
+        return self.position >= self.next_index - 1
+
     def extend(self, token_ids: Sequence[int]) -> None:
         """Make ``token_ids`` known. Computes nothing.
 

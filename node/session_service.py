@@ -21,7 +21,7 @@ from node.migration.wire import token_message, token_value
 from node.packs import cut_session, write_pack
 from node.pb.v1 import session_pb2 as pb
 from node.pb.v1 import session_pb2_grpc
-from node.session import Phase, Session
+from node.session import Phase, Session, check_session_id
 from node.sessions import Sessions
 from node.status import refuse
 
@@ -150,9 +150,9 @@ class SessionService(session_pb2_grpc.SessionServicer):
     async def Migrate(
         self, request: pb.MigrateRequest, context: _Context
     ) -> AsyncIterator[pb.MigrateEvent]:
-        order = Order(
-            request.target_node, Address.parse(request.target_address), request.accept_compatible
-        )
+        copy_as = request.copy_as and check_session_id(request.copy_as)
+        address = Address.parse(request.target_address)
+        order = Order(request.target_node, address, request.accept_compatible, copy_as)
         events = self._moves.start(
             request.session_id, token_value(request.token), request.token_ids, order
         )

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
+from node.config import Address
 from node.directory import (
     NONCE_BYTES,
     Directory,
@@ -29,6 +30,7 @@ from node.errors import (
     NodeBusyError,
     SessionExistsError,
     SessionFrozenError,
+    SessionMovedError,
     SessionNotFoundError,
     SessionStateError,
     StaleTokenError,
@@ -41,6 +43,9 @@ log = logging.getLogger(__name__)
 
 #: Live sessions of one node; each holds the memory of its rows.
 SESSIONS_MAX: Final = 64
+
+#: Moved sessions whose new address is remembered, for clients that still ask here.
+FORWARDED_MAX: Final = 1024
 
 #: How long a call waits for the operation before it, a move included, until it is sent away.
 HOLD_S: Final = 10.0
@@ -64,6 +69,7 @@ class Sessions:
         self._journal = journal
         self._live: dict[str, Session] = {}
         self._opening: set[str] = set()
+        self._forwarded: dict[str, tuple[str, Address]] = {}
 
     def __len__(self) -> int:
         return len(self._live)
@@ -112,12 +118,26 @@ class Sessions:
         check_session_id(session_id)
         entry = await self.directory.owner(session_id)
         if isinstance(entry, Ownership) and entry.node != self.node:
-            raise SessionNotFoundError(f"session {session_id}: owned by node {entry.node}")
+            raise self._moved(session_id, entry.node)
         raise SessionNotFoundError(f"session {session_id}: not on this node")
 
+    def forward(self, session_id: str, node: str, address: Address) -> None:
+        """Remember where a session went. The oldest of too many is forgotten."""
+        self._forwarded.pop(session_id, None)
+        self._forwarded[session_id] = (node, address)
+        if len(self._forwarded) > FORWARDED_MAX:
+            del self._forwarded[next(iter(self._forwarded))]
+
     @contextlib.asynccontextmanager
-    async def hold(self, session_id: str, token: OwnershipToken) -> AsyncIterator[Session]:
+    async def hold(
+        self, session_id: str, token: OwnershipToken, wait_s: float = HOLD_S
+    ) -> AsyncIterator[Session]:
         """The session, for one operation under ``token``.
+
+        Args:
+            session_id: Which.
+            token: What the caller believes that this node owns it by.
+            wait_s: How long the operation before may take, in seconds.
 
         Raises:
             SessionNotFoundError: It does not live here.
@@ -128,7 +148,7 @@ class Sessions:
         """
         session = await self.find(session_id)
         try:
-            async with asyncio.timeout(HOLD_S):
+            async with asyncio.timeout(wait_s):
                 await session.lock.acquire()
         except TimeoutError:
             raise SessionFrozenError(f"session {session_id}: another operation runs") from None
@@ -220,15 +240,31 @@ class Sessions:
         log.warning("session %s: claimed again, its state was lost", session_id)
         return await transfer_settled(self.directory, session_id, entry.token, self.node, nonce)
 
-    async def _require_owned(self, session: Session, token: OwnershipToken) -> None:
+    def require_token(self, session: Session, token: OwnershipToken) -> None:
+        """Refuse a caller that does not know by what this node owns the session.
+
+        Raises:
+            SessionNotFoundError: It moved away.
+            SessionFrozenError: It is being handed over.
+            StaleTokenError: The token is not the current one.
+        """
         if session.phase is Phase.GONE:
-            raise SessionNotFoundError(f"session {session.session_id}: moved away")
+            raise self._moved(session.session_id, "")
         if session.phase is Phase.FROZEN:
             raise SessionFrozenError(f"session {session.session_id}: being handed over")
         if token != session.token:
             raise StaleTokenError(
                 f"session {session.session_id}: revision {token.revision} is not the current one"
             )
+
+    def _moved(self, session_id: str, owner: str) -> SessionMovedError:
+        node, address = self._forwarded.get(session_id, ("", None))
+        if owner not in ("", node):
+            node, address = owner, None
+        return SessionMovedError(session_id, node, "" if address is None else str(address))
+
+    async def _require_owned(self, session: Session, token: OwnershipToken) -> None:
+        self.require_token(session, token)
         entry = await self.directory.owner(session.session_id)
         standing = whose(entry, self.node, session.token)
         if standing is Whose.OTHERS:

@@ -13,9 +13,12 @@ from kvpack import errors as kvpack_errors
 from kvpack.errors import KvpackError
 from kvpack.store import errors as store_errors
 from node import errors as node_errors
-from node.migration.wire import REASON_KEY
+from node.migration.wire import OWNER_ADDRESS_KEY, OWNER_KEY, REASON_KEY, RETRY_AFTER_KEY
 
 _Code = grpc.StatusCode
+
+#: What a caller is told to wait that came while a session was being handed over.
+RETRY_AFTER_MS: Final = 500
 
 CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     KvpackError: _Code.INTERNAL,
@@ -44,6 +47,7 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     engine_errors.ContextLimitError: _Code.OUT_OF_RANGE,
     # What is there already, or not.
     node_errors.SessionNotFoundError: _Code.NOT_FOUND,
+    node_errors.SessionMovedError: _Code.NOT_FOUND,
     node_errors.TransferNotFoundError: _Code.NOT_FOUND,
     node_errors.SessionExistsError: _Code.ALREADY_EXISTS,
     node_errors.ReplayError: _Code.ALREADY_EXISTS,
@@ -90,7 +94,15 @@ def code_of(error: KvpackError) -> grpc.StatusCode:
 
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: KvpackError) -> NoReturn:
-    """End the call with ``error``: its code, its sentence, its stable word in the trailer."""
-    context.set_trailing_metadata(((REASON_KEY, error.reason),))
+    """End the call with ``error``: its code, its sentence, its stable word in the trailer.
+
+    Beside the word stand where to go instead, and after how long to come again, if that is known.
+    """
+    trailer = [(REASON_KEY, error.reason)]
+    if isinstance(error, node_errors.SessionMovedError) and error.address:
+        trailer += [(OWNER_KEY, error.owner), (OWNER_ADDRESS_KEY, error.address)]
+    if isinstance(error, node_errors.SessionFrozenError | node_errors.NodeBusyError):
+        trailer.append((RETRY_AFTER_KEY, str(RETRY_AFTER_MS)))
+    context.set_trailing_metadata(tuple(trailer))
     await context.abort(code_of(error), str(error))
     raise RuntimeError("abort returned")

@@ -3,13 +3,17 @@
 The engine computes a chunk of the prompt; the tiles that became final are copied to the host
 between two calls; a second task seals and writes them while the engine computes on. The queue
 between the two is short: a target that does not read stops the prefill, not the memory.
+
+A live session is sent while it decodes on: its full layers' whole blocks first, and only when none
+of them is left is it held, for the rest. A stream may be run again after a cut; it goes on with
+the first object that the target does not hold.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,13 +28,20 @@ from kvpack.chunk import (
     seal_token_ids,
 )
 from kvpack.identity import CallSchedule
-from kvpack.snapshot import Tile
+from kvpack.snapshot import Tile, TileSpec
 from node.binding import PackBinding
 from node.engine_thread import EngineThread
-from node.errors import InventoryError, PeerUnavailableError
-from node.migration.plan import CutPlan
+from node.errors import InventoryError, PeerUnavailableError, SessionFrozenError
+from node.migration.tape import Item, Tape, TokenRange
 from node.migration.timeline import Timeline
-from node.migration.wire import MigrationStub, encode_object, encode_open, peer_error
+from node.migration.wire import (
+    MigrationStub,
+    encode_cut,
+    encode_held,
+    encode_object,
+    encode_open,
+    peer_error,
+)
 from node.pb.v1 import migration_pb2 as pb
 from node.session import Decoded, Session
 from node.state import encode_state
@@ -41,6 +52,9 @@ QUEUE_TILES: Final = 4
 #: A write that has not returned by then has met a peer that does not read.
 STALL_S: Final = 30.0
 
+#: How long a live session may be busy with one long operation after another before it is held.
+FREEZE_S: Final = 600.0
+
 #: The whole stream, prefill included. A prompt of a million tokens on a slow machine fits.
 STREAM_S: Final = 6 * 3600.0
 
@@ -50,105 +64,185 @@ class Fed:
     """What the stream leaves behind for Seal.
 
     Attributes:
+        position: Tokens of the cut.
         references: Every chunk, in the order sent.
         object_bytes: Their bytes, as objects.
         schedule: The calls that computed the rows of the cut.
         boundary: The source's own boundary call.
     """
 
+    position: int
     references: tuple[ChunkReference, ...]
     object_bytes: int
     schedule: CallSchedule
     boundary: Decoded
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What the target said that it holds.
+
+    Attributes:
+        received: Objects of this transfer that it has taken, in the order sent.
+        seal_ids: Objects that need only be named.
+    """
+
+    received: int = 0
+    seal_ids: frozenset[bytes] = frozenset()
+
+
 class Feed:
-    """One stream, from the first piece to the target's acknowledgement."""
+    """The stream of one transfer: from the first piece to the target's acknowledgement.
+
+    Args:
+        engine: Where the session's calls run.
+        binding: What chunks are sealed for.
+        session: Whose rows.
+        tape: What is sent; closed where the cut is known already.
+        freeze: Holds a live session, when only the rest is left. False: it is busy; ask again.
+        timeline: Told when what was sent.
+        report: Called when something has changed that a watcher may want to see.
+    """
 
     def __init__(
         self,
         engine: EngineThread,
         binding: PackBinding,
         session: Session,
+        tape: Tape,
+        freeze: Callable[[], Awaitable[bool]],
         timeline: Timeline,
         report: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._binding = binding
         self._session = session
+        self._freeze = freeze
         self._timeline = timeline
         self._report = report
         self._references: list[ChunkReference] = []
-        self.plan = CutPlan.of(binding.layout, session.next_index - 1)
+        self._holding = Holding()
+        self._kept: dict[Item, Tile] = {}
+        self._fed: Fed | None = None
+        self._finished: tuple[CallSchedule, Decoded] | None = None
+        self.tape = tape
 
-    async def run(self, stub: MigrationStub, transfer: pb.TransferRef, peer: str) -> Fed:
-        """Compute the backlog and send the cut.
+    @property
+    def tiles_known(self) -> int:
+        """Objects on the tape so far."""
+        return len(self.tape.items)
+
+    async def run(
+        self, stub: MigrationStub, transfer: pb.TransferRef, peer: str, holding: Holding
+    ) -> Fed:
+        """Compute the backlog and send what of the cut the target does not hold.
 
         Raises:
             PeerUnavailableError: The target went away, or stopped reading.
             PeerAnswerError: It refused a chunk.
             InventoryError: It acknowledged another number of chunks than were sent.
         """
-        queue: asyncio.Queue[_Item | None] = asyncio.Queue(QUEUE_TILES)
-        pusher = asyncio.create_task(self._push(stub, transfer, queue, peer))
+        if holding.received > len(self._references):
+            raise InventoryError(
+                f"node {peer} holds {holding.received} chunks of {len(self._references)} sent"
+            )
+        del self._references[holding.received :]
+        self._holding = holding
+        if self._finished is None or holding.received < len(self.tape.items):
+            await self._stream(stub, transfer, peer)
+        self._timeline.pushed_s = time.monotonic()
+        return self._outcome()
+
+    def _outcome(self) -> Fed:
+        if self._finished is None or self.tape.cut is None:
+            raise RuntimeError("a stream that ended before its cut")
+        schedule, boundary = self._finished
+        object_bytes = sum(reference.object_bytes for reference in self._references)
+        return Fed(self.tape.cut, tuple(self._references), object_bytes, schedule, boundary)
+
+    async def _stream(self, stub: MigrationStub, transfer: pb.TransferRef, peer: str) -> None:
+        queue: asyncio.Queue[_Loaded | None] = asyncio.Queue(QUEUE_TILES)
+        pusher = asyncio.ensure_future(self._push(stub, transfer, queue, peer))
         try:
-            schedule, boundary = await self._fill(queue, pusher)
+            await self._fill(queue, pusher)
             await pusher
         finally:
             # Also where the fill failed: the stream then ends without a Seal.
             pusher.cancel()
             await asyncio.wait({pusher})
-        self._timeline.pushed_s = time.monotonic()
-        object_bytes = sum(reference.object_bytes for reference in self._references)
-        return Fed(tuple(self._references), object_bytes, schedule, boundary)
 
-    async def _fill(
-        self, queue: asyncio.Queue[_Item | None], pusher: asyncio.Task[None]
-    ) -> tuple[CallSchedule, Decoded]:
-        session, cut = self._session, self.plan.position
-        # Token ids and the boundary token are known before a row is: they need not wait.
-        await _offer(queue, _TokenIds(tuple(session.token_ids[:cut])), pusher)
-        await _offer(queue, _State(cut, session.token_ids[cut]), pusher)
-        await self._offer_tiles(queue, 0, session.position, pusher)
-        self._timeline.zero_s = time.monotonic()
-        for call_tokens in await self._engine.call(session.backlog_calls):
-            before = session.position
-            self._timeline.zero_s = await self._engine.call(_prefill, session, call_tokens)
-            self._report()
-            await self._offer_tiles(queue, before, session.position, pusher)
-        schedule = session.generation.schedule
+    async def _fill(self, queue: asyncio.Queue[_Loaded | None], pusher: asyncio.Task[None]) -> None:
+        index = len(self._references)
+        if self.tape.cut is not None and self._timeline.zero_s == 0.0:
+            self._timeline.zero_s = time.monotonic()
+        while await self._more(index):
+            await self._compute(self.tape.rows_needed(index))
+            item = self.tape.items[index]
+            await _offer(queue, _Loaded(index, item, await self._read(item)), pusher)
+            index += 1
+        schedule = self._session.generation.schedule
         await _offer(queue, None, pusher)
-        # The ring's rows were copied: from here on the boundary call may overwrite one.
-        boundary = await self._engine.call(session.decode_next)
-        self._timeline.boundary_s = time.monotonic()
-        return schedule, boundary
+        if self._finished is None:
+            # The ring's rows were copied: from here on the boundary call may overwrite one.
+            boundary = await self._engine.call(self._session.decode_next)
+            self._timeline.boundary_s = time.monotonic()
+            self._finished = (schedule, boundary)
 
-    async def _offer_tiles(
-        self,
-        queue: asyncio.Queue[_Item | None],
-        before: int,
-        after: int,
-        pusher: asyncio.Task[None],
-    ) -> None:
-        for spec in self.plan.between(before, after):
-            tile = await self._engine.call(self._session.generation.read_tile, spec)
-            await _offer(queue, tile, pusher)
+    async def _more(self, index: int) -> bool:
+        """Whether the tape has an item ``index``; lets it grow, and closes it when it does not."""
+        tape, patience = self.tape, time.monotonic() + FREEZE_S
+        while tape.cut is None:
+            tape.grow(self._session.position)
+            if index < len(tape.items):
+                break
+            # Nothing is left but what is not whole yet. Where the session stands now is the cut.
+            if await self._freeze():
+                self._timeline.zero_s = time.monotonic()
+                tape.close(self._session.next_index - 1)
+            elif time.monotonic() > patience:
+                raise SessionFrozenError(
+                    f"session {self._session.session_id}: busy for {FREEZE_S:.0f} s; no time to cut"
+                )
+        return index < len(tape.items)
+
+    async def _compute(self, rows: int) -> None:
+        """Compute known tokens, one grid call after the other, until ``rows`` rows exist."""
+        while self._session.position < rows:
+            calls = await self._engine.call(self._session.backlog_calls)
+            self._timeline.zero_s = await self._engine.call(_prefill, self._session, calls[0])
+            self._report()
+
+    async def _read(self, item: Item) -> Tile | None:
+        if not isinstance(item, TileSpec):
+            return None
+        kept = self._kept.get(item)
+        if kept is not None:
+            return kept
+        tile = await self._engine.call(self._session.generation.read_tile, item)
+        if self.tape.overwritten_next(item):
+            # Should the target lose it, it cannot be read again.
+            self._kept[item] = tile
+        return tile
 
     async def _push(
         self,
         stub: MigrationStub,
         transfer: pb.TransferRef,
-        queue: asyncio.Queue[_Item | None],
+        queue: asyncio.Queue[_Loaded | None],
         peer: str,
     ) -> None:
         call = stub.push(timeout=STREAM_S)
         try:
             await call.write(encode_open(transfer))
-            while (item := await queue.get()) is not None:
-                for piece, reference in await asyncio.to_thread(self._seal, item):
-                    async with asyncio.timeout(STALL_S):
-                        await call.write(piece)
-                    self._sent(reference)
+            named = False
+            while (loaded := await queue.get()) is not None:
+                if not named and self.tape.needs_cut(loaded.index):
+                    await call.write(encode_cut(self.tape.cut or 0))
+                    named = True
+                piece, sent = await asyncio.to_thread(self._seal, loaded)
+                async with asyncio.timeout(STALL_S):
+                    await call.write(piece)
+                self._sent(sent)
             await call.done_writing()
             async with asyncio.timeout(STALL_S):
                 reply = await call
@@ -166,36 +260,55 @@ class Feed:
                 f"{len(self._references)}"
             )
 
-    def _seal(self, item: _Item) -> list[tuple[bytes, ChunkReference]]:
-        context = self._binding.context
-        sealed: list[SealedChunk]
-        if isinstance(item, Tile):
-            sealed = [seal_tile(context, item)]
-        elif isinstance(item, _TokenIds):
-            sealed = seal_token_ids(context, item.token_ids)
-        else:
-            state = encode_state(item.pending_token)
-            sealed = [seal_component(context, ChunkClass.SESSION, item.position, 0, state)]
-        return [(encode_object(chunk.object), chunk.reference) for chunk in sealed]
+    def _seal(self, loaded: _Loaded) -> tuple[bytes, _Sent]:
+        chunk = seal_item(self._binding, self._session.token_ids, loaded.item, loaded.tile)
+        held = chunk.reference.seal_id in self._holding.seal_ids
+        piece = encode_held(chunk.reference.seal_id) if held else encode_object(chunk.object)
+        return piece, _Sent(chunk.reference, held)
 
-    def _sent(self, reference: ChunkReference) -> None:
-        self._references.append(reference)
-        self._timeline.add(time.monotonic(), reference)
+    def _sent(self, sent: _Sent) -> None:
+        self._references.append(sent.reference)
+        if sent.held:
+            self._timeline.held(sent.reference)
+        else:
+            self._timeline.add(time.monotonic(), sent.reference)
         self._report()
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class _TokenIds:
-    token_ids: tuple[int, ...]
+def seal_item(
+    binding: PackBinding, token_ids: list[int], item: Item, tile: Tile | None
+) -> SealedChunk:
+    """The chunk of one item of a tape. Equal items give equal bytes, whoever seals them.
+
+    Args:
+        binding: What it is sealed for.
+        token_ids: All known tokens of the session.
+        item: What it holds.
+        tile: The rows, where it holds rows.
+    """
+    if tile is not None:
+        return seal_tile(binding.context, tile)
+    if isinstance(item, TokenRange):
+        ids = token_ids[item.first : item.first + item.count]
+        (chunk,) = seal_token_ids(binding.context, ids, item.first)
+        return chunk
+    if isinstance(item, TileSpec):
+        raise RuntimeError("a tile without its rows")
+    state = encode_state(token_ids[item.position])
+    return seal_component(binding.context, ChunkClass.SESSION, item.position, 0, state)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _State:
-    position: int
-    pending_token: int
+class _Loaded:
+    index: int
+    item: Item
+    tile: Tile | None
 
 
-_Item = Tile | _TokenIds | _State
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    reference: ChunkReference
+    held: bool
 
 
 def _prefill(session: Session, call_tokens: int) -> float:
@@ -204,7 +317,7 @@ def _prefill(session: Session, call_tokens: int) -> float:
 
 
 async def _offer(
-    queue: asyncio.Queue[_Item | None], item: _Item | None, pusher: asyncio.Task[None]
+    queue: asyncio.Queue[_Loaded | None], item: _Loaded | None, pusher: asyncio.Task[None]
 ) -> None:
     """Put ``item`` into the queue, unless the pusher has ended: then raise what ended it."""
     put = asyncio.ensure_future(queue.put(item))

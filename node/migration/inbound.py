@@ -44,10 +44,19 @@ class Outcome:
 
 
 class Inbound:
-    """One transfer. Whoever steps it holds its lock, but for the stream's own bookkeeping."""
+    """One transfer. Whoever steps it holds its lock, but for the stream's own bookkeeping.
 
-    def __init__(self, offer: Offer, receiver: Receiver, spool: Path, exact: bool) -> None:
+    Attributes:
+        offer: What Prepare said.
+        base: The token from which the commit's compare-and-swap starts: the source's in a move,
+            this node's own claim in a copy.
+    """
+
+    def __init__(
+        self, offer: Offer, base: OwnershipToken, receiver: Receiver, spool: Path, exact: bool
+    ) -> None:
         self.offer = offer
+        self.base = base
         self.receiver = receiver
         self.lock = asyncio.Lock()
         self.inventory: Inventory | None = None
@@ -60,6 +69,7 @@ class Inbound:
         self._first: Decoded | None = None
         self._drift = 0.0
         self._seconds: dict[TargetEffect, float] = {}
+        self._stream = 0
         self._streaming = False
         self._progress_s = time.monotonic()
 
@@ -96,18 +106,35 @@ class Inbound:
         return time.monotonic() - self._progress_s
 
     @contextlib.contextmanager
-    def stream(self) -> Iterator[None]:
-        """Be the one open stream.
+    def stream(self) -> Iterator[int]:
+        """Be the one open stream; gives its number.
 
         Raises:
             TransferStateError: Another one is open.
         """
         self.require_no_stream()
+        self._stream += 1
         self._streaming = True
+        mine = self._stream
         try:
-            yield
+            yield mine
         finally:
-            self._streaming = False
+            if self._stream == mine:
+                self._streaming = False
+
+    def end_stream(self) -> None:
+        """Take no more from the stream that is open: its source has begun to speak anew."""
+        self._stream += 1
+        self._streaming = False
+
+    def require_stream(self, number: int) -> None:
+        """Raise unless stream ``number`` is the open one.
+
+        Raises:
+            TransferStateError: It was ended by a later Prepare.
+        """
+        if number != self._stream:
+            raise TransferStateError("this stream was ended by a later Prepare")
 
     def require_no_stream(self) -> None:
         """Raise unless no stream is open.
@@ -137,9 +164,7 @@ class Inbound:
             raise InventoryError("numerics differ, and no boundary logits were sent")
         generation, token_ids = await self.receiver.seal(inventory)
         # The token is replaced at the swap by the one that the directory gives.
-        self._session = Session(
-            self.offer.session_id, self.offer.token, generation, token_ids, vocab_size
-        )
+        self._session = Session(self.offer.session_id, self.base, generation, token_ids, vocab_size)
         self.inventory = inventory
 
     async def probe(self, engine: EngineThread) -> None:

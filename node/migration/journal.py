@@ -12,7 +12,7 @@ import asyncio
 import enum
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -32,7 +32,7 @@ OPEN_PER_SOURCE_MAX: Final = 16
 DIGEST_BYTES: Final = 32
 NUMBER_MAX: Final = (1 << 62) - 1
 
-_APPLICATION_ID: Final = 0x6B766A31  # "kvj1"
+_APPLICATION_ID: Final = 0x6B766A32  # "kvj2"
 _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS given (
         target TEXT NOT NULL, epoch INTEGER NOT NULL, next INTEGER NOT NULL,
@@ -43,6 +43,7 @@ _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS seen (
         epoch INTEGER NOT NULL, source TEXT NOT NULL, number INTEGER NOT NULL,
         digest BLOB NOT NULL, session_id TEXT NOT NULL, state TEXT NOT NULL,
+        request BLOB NOT NULL,
         PRIMARY KEY (epoch, source, number)) STRICT, WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS held (
         session_id TEXT PRIMARY KEY, pack TEXT NOT NULL) STRICT, WITHOUT ROWID""",
@@ -72,12 +73,21 @@ class TransferKey:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One remembered transfer: what Prepare said (by digest), for which session, and its state."""
+    """One remembered transfer: what Prepare said, for which session, and its state.
+
+    Attributes:
+        key: Names the transfer.
+        digest: SHA-256 of the Prepare message.
+        session_id: Which session.
+        state: How it stands, as far as that is durable.
+        request: The Prepare message; empty once the transfer has ended.
+    """
 
     key: TransferKey
     digest: bytes
     session_id: str
     state: TargetState
+    request: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         limits.check_range("entry.digest", len(self.digest), DIGEST_BYTES, DIGEST_BYTES, "bytes")
@@ -144,14 +154,16 @@ class Journal:
 
         return await self._run(work)
 
-    async def reserve(self, key: TransferKey, digest: bytes, session_id: str) -> Verdict:
+    async def reserve(
+        self, key: TransferKey, digest: bytes, session_id: str, request: bytes = b""
+    ) -> Verdict:
         """Enter a Prepare. The one durable write of a transfer that its start has to wait for.
 
         Raises:
             ReplayError: The number is spent, or was used for another Prepare.
             NodeBusyError: Too many are open.
         """
-        entry = Entry(key, digest, session_id, TargetState.OPEN)
+        entry = Entry(key, digest, session_id, TargetState.OPEN, request)
         return await self._run(lambda connection: _reserve(connection, entry))
 
     async def record(self, key: TransferKey, state: TargetState, pack: str = "") -> None:
@@ -160,8 +172,9 @@ class Journal:
         def work(connection: sqlite3.Connection) -> None:
             name = (key.epoch, key.source, key.number)
             connection.execute(
-                "UPDATE seen SET state = ? WHERE epoch = ? AND source = ? AND number = ?",
-                (state.value, *name),
+                """UPDATE seen SET state = ?, request = CASE WHEN ? THEN x'' ELSE request END
+                   WHERE epoch = ? AND source = ? AND number = ?""",
+                (state.value, state in TARGET_ENDED, *name),
             )
             if pack:
                 connection.execute(
@@ -222,12 +235,13 @@ class Journal:
 
 
 _ENDED: Final = (TargetState.COMMITTED.value, TargetState.ABORTED.value)
-_COLUMNS: Final = "epoch, source, number, digest, session_id, state"
+_COLUMNS: Final = "epoch, source, number, digest, session_id, state, request"
 
 
-def _entry(row: tuple[int, str, int, bytes, str, str]) -> Entry:
-    epoch, source, number, digest, session_id, state = row
-    return Entry(TransferKey(epoch, source, number), digest, session_id, TargetState(state))
+def _entry(row: tuple[int, str, int, bytes, str, str, bytes]) -> Entry:
+    epoch, source, number, digest, session_id, state, request = row
+    key = TransferKey(epoch, source, number)
+    return Entry(key, digest, session_id, TargetState(state), request)
 
 
 def _find(connection: sqlite3.Connection, key: TransferKey) -> Entry | None:
@@ -253,8 +267,8 @@ def _reserve(connection: sqlite3.Connection, entry: Entry) -> Verdict:
     verdict = judge(floor, _find(connection, key), int(open_count), key.number, entry.digest)
     if verdict is Verdict.NEW:
         connection.execute(
-            f"INSERT INTO seen ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608 - constant
-            (*pair, key.number, entry.digest, entry.session_id, entry.state.value),
+            f"INSERT INTO seen ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - constant
+            (*pair, key.number, entry.digest, entry.session_id, entry.state.value, entry.request),
         )
         _raise_floor(connection, pair, max(floor, key.number - REPLAY_SPAN))
     return verdict

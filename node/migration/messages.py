@@ -19,6 +19,9 @@ from node.session import check_session_id
 
 DIGEST_BYTES: Final = 32
 
+#: 16 chunks of 65,536 token ids: a message below gRPC's limit, and eight times the longest context.
+TOKEN_CHUNKS_MAX: Final = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -27,24 +30,37 @@ class Offer:
     Attributes:
         key: Names the transfer; its source is from the caller's certificate.
         digest: SHA-256 of the message: what makes a second one "the same".
-        session_id: Which session.
-        token: What the source says it owns the session by.
+        session_id: The session's name here.
+        copy: The session is to be this node's own; the source keeps its.
+        token: What the source says it owns the session by; None for a copy.
         header_bytes: The bundle header as it stands.
         header: The same, read.
         numerics: On what the source computes.
-        position: Tokens of the cut.
+        position: Tokens of the cut; of a growing transfer, at least so many.
         accept_compatible: Consent to a continuation that is not bit-exact.
+        growing: The cut is named later, in the stream.
+        token_chunks: TOKEN_IDS chunk objects, by which a delta is found; not opened yet.
+        request: The message as it came: what a restart has to know of it.
     """
 
     key: TransferKey
     digest: bytes
     session_id: str
-    token: OwnershipToken
+    copy: bool
+    token: OwnershipToken | None
     header_bytes: bytes
     header: Header
     numerics: NumericsFingerprint
     position: int
     accept_compatible: bool
+    growing: bool
+    token_chunks: tuple[bytes, ...]
+    request: bytes
+
+    @property
+    def claim_nonce(self) -> bytes:
+        """Marks the write by which the target of a copy claims its own session."""
+        return nonce_of(self.key, hashlib.sha256(b"claim" + self.digest).digest())
 
     @property
     def nonce(self) -> bytes:
@@ -65,8 +81,14 @@ def read_offer(request: pb.PrepareRequest, source: str) -> Offer:
         FormatError: A part is malformed, or the mode is none that this node offers.
         LimitError: A field is outside its range.
     """
-    if request.mode != pb.MODE_MOVE:
-        raise FormatError("prepare.mode", "MODE_MOVE", request.mode)
+    if request.mode not in (pb.MODE_MOVE, pb.MODE_COPY):
+        raise FormatError("prepare.mode", "MODE_MOVE or MODE_COPY", request.mode)
+    copy = request.mode == pb.MODE_COPY
+    if copy == request.HasField("token"):
+        raise FormatError("prepare.token", "one in a move, none in a copy", "the opposite")
+    limits.check_range(
+        "prepare.token_chunks", len(request.token_chunks), 0, TOKEN_CHUNKS_MAX, "chunks"
+    )
     header = decode_header(request.pack_header)
     if request.transfer.epoch != header.epoch:
         raise FormatError("prepare.transfer.epoch", header.epoch, request.transfer.epoch)
@@ -74,16 +96,21 @@ def read_offer(request: pb.PrepareRequest, source: str) -> Offer:
     limits.check_range(
         "prepare.position", request.position, 1, header.layout.max_context_tokens - 1, "tokens"
     )
+    encoded = request.SerializeToString(deterministic=True)
     return Offer(
         key=read_key(request.transfer, source),
-        digest=hashlib.sha256(request.SerializeToString(deterministic=True)).digest(),
+        digest=hashlib.sha256(encoded).digest(),
         session_id=check_session_id(request.session_id),
-        token=token_value(request.token),
+        copy=copy,
+        token=None if copy else token_value(request.token),
         header_bytes=request.pack_header,
         header=header,
         numerics=decode_numerics(request.numerics),
         position=request.position,
         accept_compatible=request.accept_compatible,
+        growing=request.growing,
+        token_chunks=tuple(request.token_chunks),
+        request=encoded,
     )
 
 

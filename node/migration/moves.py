@@ -7,19 +7,24 @@ not a thing to drop because somebody closed a terminal.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final
 
 from node.binding import PackBinding
 from node.directory import OwnershipToken
-from node.errors import SessionStateError
+from node.errors import SessionFrozenError, SessionStateError
 from node.migration.source import Move, Moved, Order, Progress, Source
+from node.migration.tape import Tape
 
 log = logging.getLogger(__name__)
 
 #: Progress that nobody reads is dropped, not kept.
 EVENTS_MAX: Final = 64
+
+#: How long a live session is waited for before more of it is sent instead.
+FREEZE_WAIT_S: Final = 5.0
 
 #: How long a stopping node waits for its moves to end by themselves.
 STOP_S: Final = 10.0
@@ -31,6 +36,7 @@ class Moves:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._tasks: set[asyncio.Task[Moved]] = set()
+        self._moving: set[str] = set()
 
     @property
     def source(self) -> Source:
@@ -90,14 +96,44 @@ class Moves:
             if not events.full():
                 events.put_nowait(progress)
 
-        async with self._source.sessions.hold(session_id, token) as session:
-            await self._source.engine.call(session.extend, token_ids)
+        sessions, engine = self._source.sessions, self._source.engine
+        async with contextlib.AsyncExitStack() as stack:
+
+            async def freeze() -> bool:
+                try:
+                    await stack.enter_async_context(sessions.hold(session_id, token, FREEZE_WAIT_S))
+                except SessionFrozenError:
+                    return False
+                await sessions.work_off(session)
+                return True
+
+            session = await sessions.find(session_id)
+            live = not token_ids and (session.lock.locked() or session.is_worked_off)
+            if live:
+                sessions.require_token(session, token)
+                tape = Tape(self.binding.layout)
+            else:
+                await stack.enter_async_context(sessions.hold(session_id, token))
+                await engine.call(session.extend, token_ids)
+                tape = Tape.known(self.binding.layout, max(1, session.next_index - 1))
+            if not order.copy_as:
+                stack.enter_context(self._one_move(session_id))
             if session.next_index < 2:
                 raise SessionStateError(
                     f"session {session_id}: {session.next_index} tokens are known; "
                     "a move needs a row and a boundary token"
                 )
-            return await Move(self._source, session, order, report).run()
+            return await Move(self._source, session, order, tape, freeze, report).run()
+
+    @contextlib.contextmanager
+    def _one_move(self, session_id: str) -> Iterator[None]:
+        if session_id in self._moving:
+            raise SessionStateError(f"session {session_id}: a move of it is under way")
+        self._moving.add(session_id)
+        try:
+            yield
+        finally:
+            self._moving.discard(session_id)
 
     def _ended(self, task: asyncio.Task[Moved]) -> None:
         self._tasks.discard(task)

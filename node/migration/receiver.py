@@ -23,11 +23,14 @@ from kvpack.chunk import (
 from kvpack.errors import LayoutMismatchError
 from kvpack.identity import CallSchedule
 from kvpack.manifest import open_manifest
+from kvpack.snapshot import Tile
 from node.binding import PackBinding
 from node.engine_thread import EngineThread
 from node.errors import InventoryError
+from node.migration.held import HeldObjects
 from node.migration.messages import Inventory, Offer
 from node.migration.spool import Pack
+from node.migration.wire import Cut, Held, Piece
 from node.packs import require_engine_rows
 from node.state import decode_state
 
@@ -49,6 +52,7 @@ class Receiver:
         offer: Offer,
         installer: Installer,
         spool: Pack,
+        held: HeldObjects,
     ) -> None:
         self._engine = engine
         self._binding = binding
@@ -56,10 +60,13 @@ class Receiver:
         self._installer: Installer | None = installer
         self._spool = spool
         self._references: list[ChunkReference] = []
+        self._object_bytes = 0
         self._seal_ids: set[bytes] = set()
         self._token_ids: dict[int, tuple[int, ...]] = {}
         self._pending: int | None = None
         self._manifest = b""
+        self._cut = None if offer.growing else offer.position
+        self._held = held
 
     @classmethod
     async def begin(
@@ -68,6 +75,7 @@ class Receiver:
         binding: PackBinding,
         offer: Offer,
         make_spool: Callable[[], Pack],
+        held: HeldObjects,
     ) -> Receiver:
         """Take the memory and begin the private file.
 
@@ -75,8 +83,9 @@ class Receiver:
             PublishError: The folder or the volume refuses.
             LimitError: The position is outside the model's context.
         """
-        installer = await engine.call(engine.model.installer, offer.position)
-        return cls(engine, binding, offer, installer, await asyncio.to_thread(make_spool))
+        installer = await engine.call(engine.model.installer, offer.position, growing=offer.growing)
+        spool = await asyncio.to_thread(make_spool)
+        return cls(engine, binding, offer, installer, spool, held)
 
     @property
     def objects(self) -> int:
@@ -86,7 +95,41 @@ class Receiver:
     @property
     def object_bytes(self) -> int:
         """Their bytes, as objects."""
-        return sum(reference.object_bytes for reference in self._references)
+        return self._object_bytes
+
+    @property
+    def durable_objects(self) -> int:
+        """How many of the chunks would outlive a power cut."""
+        return self._spool.durable_objects
+
+    @property
+    def held_seal_ids(self) -> list[bytes]:
+        """Chunks that need only be named."""
+        return self._held.seal_ids()
+
+    async def take_piece(self, piece: Piece) -> None:
+        """Take one piece of the stream: a chunk object, the name of one, or the cut.
+
+        Raises:
+            InventoryError: A chunk that is not held was named, or a second cut.
+            KvpackError: What :meth:`take` raises.
+        """
+        if isinstance(piece, Held):
+            found = await asyncio.to_thread(self._held.read, piece.seal_id)
+            if found is None:
+                raise InventoryError(f"chunks[{self.objects}]: not held here, and not sent")
+            await self.take(memoryview(found))
+        elif isinstance(piece, Cut):
+            await self._fix(piece.position)
+        else:
+            await self.take(piece)
+
+    async def _fix(self, position: int) -> None:
+        if self._cut is not None and position != self._cut:
+            raise InventoryError(f"cut at {position}, but it is at {self._cut}")
+        if self._cut is None:
+            await self._engine.call(self._require_installer().fix, position)
+            self._cut = position
 
     async def take(self, piece: memoryview) -> None:
         """Take one chunk object.
@@ -103,13 +146,20 @@ class Receiver:
         opened = await asyncio.to_thread(self._open_and_spool, piece, where)
         if reference.has_rows:
             tile = tile_of(self._binding.layout, opened)
-            await self._engine.call(self._require_installer().scatter, tile)
+            await self._engine.call(self._scatter, tile)
         elif reference.chunk_class is ChunkClass.TOKEN_IDS:
             self._token_ids[reference.first_position] = parse_token_ids(opened)
         else:
             self._pending = decode_state(opened.plaintext)
         self._seal_ids.add(reference.seal_id)
         self._references.append(reference)
+        self._object_bytes += reference.object_bytes
+
+    def _scatter(self, tile: Tile) -> None:
+        installer = self._require_installer()
+        if self._cut is None:
+            installer.grow(tile.spec.end_position)
+        installer.scatter(tile)
 
     async def seal(self, inventory: Inventory) -> tuple[Generation, list[int]]:
         """Gate everything that arrived against the manifest; gives the detached generation.
@@ -127,8 +177,8 @@ class Receiver:
         if self._pending is None:
             raise InventoryError("no session chunk arrived")
         token_ids = [i for first in sorted(self._token_ids) for i in self._token_ids[first]]
-        if len(token_ids) != self._offer.position:
-            raise LayoutMismatchError("token_ids", self._offer.position, len(token_ids))
+        if len(token_ids) != self._cut:
+            raise LayoutMismatchError("token_ids", self._cut, len(token_ids))
         generation = await self._engine.call(self._require_installer().finish, schedule)
         self._installer = None
         self._manifest = inventory.manifest
@@ -141,10 +191,12 @@ class Receiver:
             PublishError: The name exists, or the disk refuses.
         """
         await asyncio.to_thread(self._spool.publish, self._manifest)
+        self._held.close()
 
     async def drop(self) -> None:
         """Free the memory and remove the file, private or published."""
         self._installer = None
+        self._held.close()
         await asyncio.to_thread(self._spool.drop)
 
     def read_logits(self, sealed: bytes) -> bytes:
@@ -157,7 +209,7 @@ class Receiver:
         opened = open_chunk(self._binding.context, sealed, "seal.boundary_logits")
         reference = opened.reference
         found = (reference.chunk_class, reference.first_position)
-        if found != (ChunkClass.FINAL_LOGITS, self._offer.position):
+        if found != (ChunkClass.FINAL_LOGITS, self._cut):
             raise InventoryError("seal.boundary_logits: not the boundary call's logits")
         return bytes(opened.plaintext)
 
@@ -169,8 +221,10 @@ class Receiver:
             raise InventoryError(f"{where}: this chunk was here before")
         if reference.chunk_class is ChunkClass.SESSION and self._pending is not None:
             raise InventoryError(f"{where}: a second session chunk")
+        if self._cut is None and reference.chunk_class is not ChunkClass.FULL:
+            raise InventoryError(f"{where}: only rows of full layers come before the cut is named")
         if reference.chunk_class is ChunkClass.TOKEN_IDS and (
-            reference.first_position + reference.token_count > self._offer.position
+            reference.first_position + reference.token_count > (self._cut or 0)
             or reference.first_position in self._token_ids
         ):
             raise InventoryError(f"{where}: token ids beyond the cut, or twice")
@@ -184,10 +238,8 @@ class Receiver:
         key, header = self._binding.key, self._offer.header_bytes
         manifest = open_manifest(key, header, inventory.manifest)
         require_engine_rows(manifest)
-        if manifest.position != self._offer.position:
-            raise InventoryError(
-                f"sealed at position {manifest.position}, prepared for {self._offer.position}"
-            )
+        if manifest.position != self._cut:
+            raise InventoryError(f"sealed at position {manifest.position}, the cut is {self._cut}")
         if manifest.numerics != self._offer.numerics:
             raise InventoryError("sealed under other numerics than were prepared for")
         if (inventory.objects, inventory.object_bytes) != (self.objects, self.object_bytes):

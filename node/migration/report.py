@@ -9,12 +9,12 @@ from node.pb.v1 import migration_pb2, session_pb2
 
 def result_message(moved: Moved) -> session_pb2.MigrateResult:
     """What ``Session.Migrate`` sends last."""
-    timeline, reply = moved.timeline, moved.reply
+    order, timeline, reply = moved.order, moved.timeline, moved.reply
     rows = (ChunkClass.FULL, ChunkClass.SWA, ChunkClass.TOKEN_IDS)
     exact = reply.continuation == migration_pb2.CONTINUATION_EXACT
     zero = timeline.zero_s
     return session_pb2.MigrateResult(
-        target_node=moved.target,
+        target_node=order.target,
         token=reply.token,
         first_token=reply.first_token,
         first_index=reply.first_index,
@@ -32,6 +32,10 @@ def result_message(moved: Moved) -> session_pb2.MigrateResult:
         prefill_s=timeline.zero_s - timeline.start_s,
         exposed_handover_s=timeline.exposed_handover_s,
         objects=moved.objects,
+        session_id=order.copy_as or moved.session_id,
+        position=moved.position,
+        held_bytes=timeline.held_bytes,
+        resumed=timeline.resumed,
         phases=session_pb2.HandoverPhases(
             boundary_s=timeline.boundary_s - zero,
             pushed_s=timeline.pushed_s - zero,

@@ -1,8 +1,11 @@
-"""The giving end of a move. Performs the effects of ``table.SOURCE`` and feeds back events.
+"""The giving end of a move or copy. Performs the effects of its table and feeds back events.
 
 Up to Seal a failure only ends the move: the session serves on under its old token. From Seal on it
 is frozen until the directory says who owns it. If that is still this node, it raises the revision
 by a compare-and-swap of its own before it serves again: the target's then fails.
+
+A link that breaks ends nothing by itself: the source asks what the target holds, over a new channel
+and for a bounded time, and goes on from there.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import grpc.aio
 
 from kvpack.chunk import ChunkClass, seal_component
 from kvpack.errors import KvpackError
+from kvpack.layout import LayerKind
 from kvpack.wire import encode_numerics
 from node.binding import PackBinding
 from node.config import Address
@@ -33,9 +37,10 @@ from node.errors import (
     TransferFailedError,
 )
 from node.migration import wire
-from node.migration.feed import Fed, Feed
+from node.migration.feed import Fed, Feed, Holding
 from node.migration.journal import Journal
-from node.migration.table import SOURCE, Machine, SourceEffect, SourceEvent, SourceState
+from node.migration.table import COPY, SOURCE, Machine, SourceEffect, SourceEvent, SourceState
+from node.migration.tape import Tape
 from node.migration.timeline import TargetTimes, Timeline
 from node.packs import manifest_blob
 from node.pb.v1 import migration_pb2 as pb
@@ -50,9 +55,16 @@ COMMIT_S: Final = 60.0
 ABORT_S: Final = 5.0
 STATUS_S: Final = 5.0
 
-#: Between two looks at a directory that is away.
+#: Between two looks at a directory that is away, or two tries to reach a target.
 WAIT_FIRST_S: Final = 0.2
 WAIT_MOST_S: Final = 5.0
+
+#: How long a target may be out of reach, without any progress, until the move is given up. Less
+#: than the lease after which the target forgets the transfer.
+RESUME_S: Final = 45.0
+
+#: How long a copy asks what became of a Commit that was not answered.
+ASK_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +80,19 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Where to, and whether a continuation that is not bit-exact will do."""
+    """What is asked for.
+
+    Attributes:
+        target: The node, by the name in its certificate.
+        address: Where it listens.
+        accept_compatible: A continuation that is not bit-exact will do.
+        copy_as: Name of the target's own session; empty for a move.
+    """
 
     target: str
     address: Address
     accept_compatible: bool = False
+    copy_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +108,21 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A move that came about."""
+    """A move or copy that came about.
 
-    target: str
+    Attributes:
+        session_id: The session on this node.
+        order: What was asked for.
+        position: Tokens of the cut.
+        reply: The target's answer to Commit.
+        timeline: When what was sent.
+        wire_bytes: All serialized messages, both directions.
+        objects: Chunks of the cut.
+    """
+
+    session_id: str
+    order: Order
+    position: int
     reply: pb.CommitReply
     timeline: Timeline
     wire_bytes: int
@@ -98,30 +130,47 @@ class Moved:
 
 
 class Move:
-    """One move of one session. ``run`` is called once, with the session held."""
+    """One move or copy of one session. ``run`` is called once.
+
+    Args:
+        source: This node.
+        session: The session; held by the caller where ``tape`` is closed.
+        order: What is asked for.
+        tape: What is sent; open for a session that is live.
+        freeze: Holds a live session for the rest of the move.
+        report: Told of progress.
+    """
 
     def __init__(
-        self, source: Source, session: Session, order: Order, report: Callable[[Progress], None]
+        self,
+        source: Source,
+        session: Session,
+        order: Order,
+        tape: Tape,
+        freeze: Callable[[], Awaitable[bool]],
+        report: Callable[[Progress], None],
     ) -> None:
         self._source = source
         self._session = session
         self._order = order
         self._report = report
-        self._machine = Machine(SOURCE, SourceState.IDLE)
+        self._machine = Machine(COPY if order.copy_as else SOURCE, SourceState.IDLE)
         self._timeline = Timeline(time.monotonic())
         self._meter = wire.Meter()
         self._feed = Feed(
-            source.engine, source.binding, session, self._timeline, self._report_progress
-        )
-        self._channel = source.connect(order.target, order.address)
-        self._stub = wire.MigrationStub(self._channel, self._meter)
-        self._transfer = pb.TransferRef()
+            source.engine, source.binding, session, tape, freeze, self._timeline,
+            self._report_progress,
+        )  # fmt: skip
+        self._patience = Patience(RESUME_S)
+        self._request: pb.PrepareRequest | None = None
+        self._holding = Holding()
         self._fed: Fed | None = None
         self._reply: pb.CommitReply | None = None
         self._failure: KvpackError | None = None
         self._token = session.token
         self._wait_s = WAIT_FIRST_S
         self._compatible = False
+        self._connect()
         self._effects: Mapping[SourceEffect, Callable[[], Awaitable[SourceEvent | None]]] = {
             SourceEffect.PREPARE: self._prepare,
             SourceEffect.STREAM: self._stream,
@@ -133,6 +182,8 @@ class Move:
             SourceEffect.ABORT: self._abort,
             SourceEffect.THAW: self._thaw,
             SourceEffect.RELEASE: self._release,
+            SourceEffect.ASK_STATUS: self._ask_status,
+            SourceEffect.FINISH: self._finish,
         }
 
     @property
@@ -160,47 +211,85 @@ class Move:
         return self._outcome()
 
     def _outcome(self) -> Moved:
-        if self._machine.state is SourceState.RELEASED:
-            if self._reply is None:
+        if self._machine.state in (SourceState.RELEASED, SourceState.COPIED):
+            if self._reply is None or self._fed is None:
                 raise TransferFailedError(
-                    f"the session moved to node {self._order.target}, but its answer was lost"
+                    f"the session is on node {self._order.target}, but its answer was lost"
                 )
-            objects = 0 if self._fed is None else len(self._fed.references)
             return Moved(
-                self._order.target, self._reply, self._timeline, self._meter.wire_bytes, objects
-            )
+                self._session.session_id,
+                self._order, self._fed.position, self._reply, self._timeline,
+                self._meter.wire_bytes, len(self._fed.references),
+            )  # fmt: skip
         raise TransferFailedError(
             f"{self._failure}; the session stays on this node"
         ) from self._failure
 
+    def _connect(self) -> None:
+        # The present credentials and a fresh connection: nothing of a broken one is waited for.
+        self._channel = self._source.connect(self._order.target, self._order.address)
+        self._stub = wire.MigrationStub(self._channel, self._meter)
+
+    async def _reconnect(self) -> None:
+        await self._channel.close()
+        self._connect()
+
     async def _prepare(self) -> SourceEvent:
-        binding, session = self._source.binding, self._session
         self._report_progress()
         try:
-            epoch = binding.key.epoch
-            number = await self._source.journal.next_number(self._order.target, epoch)
-            self._transfer = wire.transfer_ref(epoch, number)
-            request = pb.PrepareRequest(
-                transfer=self._transfer,
-                session_id=session.session_id,
-                mode=pb.MODE_MOVE,
-                token=wire.token_message(session.token),
-                pack_header=binding.header_bytes,
-                numerics=encode_numerics(binding.numerics),
-                position=self._feed.plan.position,
-                accept_compatible=self._order.accept_compatible,
-            )
+            again = self._request is not None
+            if again:
+                await self._patience.wait()
+                await self._reconnect()
+            request = self._request = self._request or await self._new_request()
             reply = await self._ask(self._stub.prepare, request, PREPARE_S)
+            self._holding = Holding(reply.received_objects, frozenset(reply.held_seal_ids))
+        except PeerUnavailableError as error:
+            if again and self._patience.left():
+                return SourceEvent.PREPARE_CUT
+            return self._failed(error, SourceEvent.PREPARE_FAILED)
         except NodeError as error:
             return self._failed(error, SourceEvent.PREPARE_FAILED)
+        self._timeline.resumed += again
         self._compatible = reply.continuation == pb.CONTINUATION_COMPATIBLE
         return SourceEvent.PREPARED
 
+    async def _new_request(self) -> pb.PrepareRequest:
+        binding, session, order = self._source.binding, self._session, self._order
+        epoch, tape = binding.key.epoch, self._feed.tape
+        number = await self._source.journal.next_number(order.target, epoch)
+        request = pb.PrepareRequest(
+            transfer=wire.transfer_ref(epoch, number),
+            session_id=order.copy_as or session.session_id,
+            mode=pb.MODE_COPY if order.copy_as else pb.MODE_MOVE,
+            pack_header=binding.header_bytes,
+            numerics=encode_numerics(binding.numerics),
+            position=max(1, session.position) if tape.cut is None else tape.cut,
+            accept_compatible=order.accept_compatible,
+            growing=tape.growing,
+        )
+        if not order.copy_as:
+            request.token.CopyFrom(wire.token_message(session.token))
+        return request
+
+    @property
+    def _transfer(self) -> pb.TransferRef:
+        return pb.TransferRef() if self._request is None else self._request.transfer
+
     async def _stream(self) -> SourceEvent:
+        sent = len(self._timeline.sent)
         try:
-            self._fed = await self._feed.run(self._stub, self._transfer, self._order.target)
+            self._fed = await self._feed.run(
+                self._stub, self._transfer, self._order.target, self._holding
+            )
         except PeerUnavailableError as error:
-            return self._failed(await self._why(error), SourceEvent.PUSH_FAILED)
+            if len(self._timeline.sent) > sent:
+                self._patience.renew()
+            why = await self._why(error)
+            if why is error and self._patience.left():
+                log.warning("move of %s: the link broke: %s", self._session.session_id, error)
+                return SourceEvent.PUSH_CUT
+            return self._failed(why, SourceEvent.PUSH_FAILED)
         except KvpackError as error:
             return self._failed(error, SourceEvent.PUSH_FAILED)
         return SourceEvent.PUSHED
@@ -217,7 +306,8 @@ class Move:
         return PeerAnswerError(status.reason, f"node {self._order.target}: {status.detail}")
 
     async def _seal(self) -> SourceEvent:
-        self._session.phase = Phase.FROZEN
+        if not self._order.copy_as:
+            self._session.phase = Phase.FROZEN
         self._report_progress()
         if self._fed is None:
             raise RuntimeError("sealing before streaming")
@@ -227,19 +317,23 @@ class Move:
             raise RuntimeError("a boundary call without logits")
         request = pb.SealRequest(
             transfer=self._transfer,
-            manifest=manifest_blob(binding, self._feed.plan.position, fed.schedule, fed.references),
+            manifest=manifest_blob(binding, fed.position, fed.schedule, fed.references),
             objects=len(fed.references),
             object_bytes=fed.object_bytes,
             boundary_digest=logits.digest(),
         )
         if self._compatible:
             # The numerics differ: drift can only be measured on the logits themselves.
-            position = self._feed.plan.position
             request.boundary_logits = seal_component(
-                binding.context, ChunkClass.FINAL_LOGITS, position, 1, logits.data
+                binding.context, ChunkClass.FINAL_LOGITS, fed.position, 1, logits.data
             ).object
         try:
             await self._ask(self._stub.seal, request, SEAL_S)
+        except PeerUnavailableError as error:
+            if self._patience.left():
+                log.warning("move of %s: no answer to Seal: %s", self._session.session_id, error)
+                return SourceEvent.SEAL_CUT
+            return self._failed(error, SourceEvent.SEAL_FAILED)
         except NodeError as error:
             return self._failed(error, SourceEvent.SEAL_FAILED)
         self._timeline.sealed_s = time.monotonic()
@@ -295,6 +389,25 @@ class Move:
         self._wait_s = min(WAIT_MOST_S, 2 * self._wait_s)
         return await self._read_owner()
 
+    async def _ask_status(self) -> SourceEvent:
+        """What became of a Commit that was not answered. Asked for a bounded time."""
+        patience = Patience(ASK_S)
+        while patience.left():
+            await patience.wait()
+            await self._reconnect()
+            try:
+                await self._ask_commit()
+            except PeerUnavailableError:
+                continue
+            except NodeError as error:
+                return self._failed(error, SourceEvent.TARGET_ABORTED)
+            return SourceEvent.TARGET_COMMITTED
+        silent = PeerUnavailableError(f"node {self._order.target}: does not say what became of it")
+        return self._failed(silent, SourceEvent.TARGET_SILENT)
+
+    async def _finish(self) -> None:
+        self._report_progress()
+
     async def _abort(self) -> None:
         if self._transfer.number:
             try:
@@ -308,6 +421,8 @@ class Move:
         await self._abort()
 
     async def _release(self) -> None:
+        order = self._order
+        self._source.sessions.forward(self._session.session_id, order.target, order.address)
         await self._source.sessions.drop(self._session)
         if self._reply is None:
             # Commit is idempotent: it answers again what it answered before.
@@ -334,13 +449,36 @@ class Move:
         return event
 
     def _report_progress(self) -> None:
-        plan = self._feed.plan
+        tape = self._feed.tape
         self._report(
             Progress(
                 step=self._machine.state.value,
                 computed_tokens=self._session.position,
-                total_tokens=plan.position,
+                total_tokens=self._session.position if tape.cut is None else tape.cut,
                 sent_payload_bytes=self._timeline.payload_bytes,
-                total_payload_bytes=plan.nope_bytes + plan.swa_bytes,
+                total_payload_bytes=tape.state_bytes(LayerKind.FULL)
+                + tape.state_bytes(LayerKind.SWA),
             )
         )
+
+
+class Patience:
+    """A bounded time of trying again, and the pauses between the tries."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.renew()
+
+    def renew(self) -> None:
+        """Something has moved: the time begins anew."""
+        self._until = time.monotonic() + self._seconds
+        self._pause_s = WAIT_FIRST_S
+
+    def left(self) -> bool:
+        """Whether to try again."""
+        return time.monotonic() < self._until
+
+    async def wait(self) -> None:
+        """The pause before the next try; each is twice as long as the one before."""
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(WAIT_MOST_S, 2 * self._pause_s)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import contextlib
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvpack.bundle import BundleWriter
+from kvpack.errors import PublishError
 from kvpack.keys import EpochKey
-from kvpack.publish import PrivateFile, publish_new
+from kvpack.publish import FILE_MODE, PrivateFile, explain, flush, link_without_replace
+
+#: How much may wait to be made durable: what a power cut costs a transfer under way.
+FLUSH_BYTES: Final = 64 << 20
 
 
 class Pack(Protocol):
-    """What a receiver writes the objects of a transfer into."""
+    """What a receiver writes the objects of a transfer into.
+
+    Attributes:
+        durable_objects: How many of the objects added would outlive a power cut.
+    """
+
+    durable_objects: int
 
     def add(self, chunk: memoryview) -> None:
         """Append one chunk object as it came."""
@@ -27,6 +41,8 @@ class Pack(Protocol):
 class NoSpool:
     """Keeps nothing: for a transfer that a restart may lose, such as a measurement."""
 
+    durable_objects = 0
+
     def add(self, chunk: memoryview) -> None:
         """Let the object go."""
 
@@ -37,12 +53,11 @@ class NoSpool:
         """There is no file."""
 
 
-class _Dropped(Exception):
-    """Makes a publication remove its private file."""
-
-
 class Spool:
     """One private file on its way to ``path``. Blocking; one call at a time.
+
+    The private name follows from the name, so a restarted node finds what it had of a transfer. It
+    is written anew then, under the other of two names, and the first one goes when that is whole.
 
     Raises:
         PublishError: The name exists, or the folder or the volume refuses.
@@ -50,38 +65,98 @@ class Spool:
 
     def __init__(self, path: Path, key: EpochKey, header_bytes: bytes) -> None:
         self.path = path
+        self.durable_objects = 0
+        self._objects = 0
+        self._waiting_bytes = 0
         self._published = False
-        self._publication: AbstractContextManager[PrivateFile] | None = publish_new(path)
-        self._writer = BundleWriter(self._publication.__enter__(), key, header_bytes)
+        with _translated(path):
+            if path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            self._private, self._descriptor = _create(path)
+        self._open = True
+        self._writer = BundleWriter(PrivateFile(path, self._descriptor), key, header_bytes)
 
     def add(self, chunk: memoryview) -> None:
-        """Append one chunk object as it came.
+        """Append one chunk object as it came. Now and then what there is is made durable.
 
         Raises:
             PublishError: The disk is full.
         """
         self._writer.add(chunk)
+        self._objects += 1
+        self._waiting_bytes += len(chunk)
+        if self._waiting_bytes >= FLUSH_BYTES:
+            with _translated(self.path):
+                flush(self._descriptor)
+            self._waiting_bytes, self.durable_objects = 0, self._objects
 
     def publish(self, manifest: bytes) -> None:
         """Finish the pack; durable, and visible under its name, on return.
 
         Raises:
-            PublishError: The name exists, or the disk refuses. The private file is gone.
+            PublishError: The name exists, or the disk refuses.
             FormatError: ``manifest`` does not refer to what was added.
             RuntimeError: Published or dropped before.
         """
-        if self._publication is None:
+        if not self._open:
             raise RuntimeError("this spool was published or dropped")
         self._writer.finish(manifest)
-        publication, self._publication = self._publication, None
-        publication.__exit__(None, None, None)
-        self._published = True
+        with _translated(self.path), _folder(self.path.parent) as folder:
+            flush(self._descriptor)
+            self._close()
+            link_without_replace(folder, self._private.name, self.path.name)
+            self._published = True
+            self._private.unlink(missing_ok=True)
+            os.fsync(folder)
 
     def drop(self) -> None:
         """Remove the file, private or published. Does nothing where there is none."""
-        publication, self._publication = self._publication, None
-        if publication is not None:
-            publication.__exit__(_Dropped, _Dropped(), None)
-        elif self._published:
+        self._close()
+        self._private.unlink(missing_ok=True)
+        if self._published:
             self._published = False
             self.path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            os.close(self._descriptor)
+
+
+def private_paths(path: Path) -> tuple[Path, Path]:
+    """The two private names that a spool on its way to ``path`` may have."""
+    names = (hashlib.sha256(f"{path.name}/{turn}".encode()).hexdigest()[:32] for turn in (1, 2))
+    first, second = (path.with_name(f".kvpack-{name}.tmp") for name in names)
+    return first, second
+
+
+def left_over(path: Path) -> list[Path]:
+    """What a process that died left of the spool of ``path``, most bytes first."""
+    found = [one for one in (*private_paths(path), path) if one.is_file() and not one.is_symlink()]
+    return sorted(found, key=lambda one: one.stat().st_size, reverse=True)
+
+
+def _create(path: Path) -> tuple[Path, int]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    first, second = private_paths(path)
+    try:
+        return first, os.open(first, flags, FILE_MODE)
+    except FileExistsError:
+        return second, os.open(second, flags, FILE_MODE)
+
+
+@contextlib.contextmanager
+def _folder(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PublishError(f"{path}: cannot publish: {explain(error)}") from error

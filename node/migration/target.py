@@ -15,14 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from google.protobuf.message import DecodeError
+
 from kvpack.errors import KvpackError
 from kvpack.identity import require_same_identity
 from node.binding import PackBinding
-from node.directory import Ownership, settle, transfer_settled
+from node.directory import Ownership, OwnershipToken, settle, transfer_settled
 from node.engine_thread import EngineThread
 from node.errors import (
     ConsentError,
+    DirectoryAmbiguousError,
     DirectoryError,
+    InventoryError,
     JournalError,
     NodeBusyError,
     ReplayError,
@@ -30,18 +34,21 @@ from node.errors import (
     TransferNotFoundError,
     TransferStateError,
 )
+from node.migration.held import HeldFile, HeldObjects, NothingHeld
 from node.migration.inbound import Inbound, Outcome
-from node.migration.journal import Journal, TransferKey, Verdict
-from node.migration.messages import Inventory, Offer
+from node.migration.journal import Entry, Journal, TransferKey, Verdict
+from node.migration.messages import Inventory, Offer, read_offer
 from node.migration.receiver import Receiver
-from node.migration.spool import NoSpool, Pack, Spool
+from node.migration.spool import NoSpool, Pack, Spool, left_over
 from node.migration.table import (
     TARGET_ENDED,
     TargetEffect,
     TargetEvent,
     TargetState,
 )
-from node.sessions import Sessions
+from node.migration.wire import Piece
+from node.pb.v1 import migration_pb2 as pb
+from node.sessions import SESSIONS_MAX, Sessions
 
 log = logging.getLogger(__name__)
 
@@ -110,14 +117,59 @@ class Transfers:
             if known is not None:
                 return await self._prepare_again(known, offer)
             await self._check_owner(offer)
-            if self._open_count() >= OPEN_MAX:
-                raise NodeBusyError(f"{OPEN_MAX} transfers are under way")
-            verdict = await self._target.journal.reserve(offer.key, offer.digest, offer.session_id)
-            if verdict is not Verdict.NEW:
-                raise ReplayError(f"{offer.key}: its memory was lost with a restart")
-            return await self._begin(offer)
+            held = await self._supersede(offer)
+            try:
+                self._check_room()
+                verdict = await self._target.journal.reserve(
+                    offer.key, offer.digest, offer.session_id, offer.request
+                )
+                if verdict is not Verdict.NEW:
+                    raise ReplayError(f"{offer.key}: its memory was lost with a restart")
+                return await self._begin(offer, TargetEvent.PREPARE, held)
+            except BaseException:
+                held.close()
+                raise
 
-    async def push(self, key: TransferKey, pieces: AsyncIterator[memoryview]) -> int:
+    async def reload(self, entry: Entry) -> bool:
+        """Open a transfer again that a restart interrupted, with what its spool still holds.
+
+        Returns:
+            Whether it is open; otherwise it is as if it had been aborted.
+        """
+        path = self._target.spool_dir / spool_name(entry.key)
+        found = left_over(path)
+        if not entry.request or not found:
+            return False
+        try:
+            offer = read_offer(pb.PrepareRequest.FromString(entry.request), entry.key.source)
+            self._check_kind(offer)
+            await self._check_owner(offer)
+            self._check_room()
+            inbound = await self._begin(offer, TargetEvent.RELOAD, NothingHeld())
+        except (KvpackError, DecodeError) as error:
+            log.warning("%s: not reopened after a restart: %s", entry.key, error)
+            return False
+        await self._take_again(inbound, found[0])
+        return inbound.state is TargetState.OPEN
+
+    async def abandon(self, entry: Entry) -> None:
+        """End a transfer that a restart interrupted and that cannot be opened again."""
+        try:
+            request = pb.PrepareRequest.FromString(entry.request)
+            offer = read_offer(request, entry.key.source) if entry.request else None
+        except (KvpackError, DecodeError):
+            offer = None
+        if offer is not None and offer.copy:
+            owner = await self._target.sessions.directory.owner(entry.session_id)
+            if isinstance(owner, Ownership) and owner.nonce == offer.claim_nonce:
+                await self._let_go(offer, owner.token)
+        await self._target.journal.record(entry.key, TargetState.ABORTED)
+
+    def open_offers(self) -> list[Offer]:
+        """What every transfer under way was prepared with."""
+        return [one.offer for one in self._inbound.values() if one.state not in TARGET_ENDED]
+
+    async def push(self, key: TransferKey, pieces: AsyncIterator[Piece]) -> int:
         """Take the chunks of one stream. Where it ends says nothing: only Seal does.
 
         Returns:
@@ -129,10 +181,10 @@ class Transfers:
             KvpackError: A chunk was refused; the whole transfer is given up.
         """
         inbound = self._find(key)
-        with inbound.stream():
+        with inbound.stream() as number:
             inbound.step(TargetEvent.PIECE)
             async for piece in pieces:
-                await _to_the_end(self._take(inbound, piece))
+                await _to_the_end(self._take(inbound, number, piece))
         return inbound.receiver.objects
 
     async def seal(self, key: TransferKey, inventory: Inventory) -> int:
@@ -219,6 +271,8 @@ class Transfers:
         """What the source says about ownership is compared with the directory, not believed."""
         if offer.session_id in self._target.sessions:
             raise TransferStateError(f"session {offer.session_id}: lives here")
+        if offer.token is None:
+            return
         entry = await self._target.sessions.directory.owner(offer.session_id)
         if (
             not isinstance(entry, Ownership)
@@ -230,6 +284,61 @@ class Transfers:
                 f"by revision {offer.token.revision}"
             )
 
+    def _check_room(self) -> None:
+        count = self._open_count()
+        if count >= OPEN_MAX:
+            raise NodeBusyError(f"{OPEN_MAX} transfers are under way")
+        if len(self._target.sessions) + count >= SESSIONS_MAX:
+            raise NodeBusyError(f"this node holds {SESSIONS_MAX} sessions, as many as it may")
+
+    async def _supersede(self, offer: Offer) -> HeldObjects:
+        """Give up an older transfer of the same session from the same source, but keep its objects.
+
+        A source that restarted offers its session anew, by another number: what it sent before
+        needs only be named then.
+        """
+        older = [
+            one
+            for one in self._inbound.values()
+            if one.state not in TARGET_ENDED
+            and (one.offer.key.source, one.offer.session_id) == (offer.key.source, offer.session_id)
+        ]
+        for inbound in older:
+            async with inbound.lock:
+                inbound.require(TargetEvent.SUPERSEDED)
+                held = await asyncio.to_thread(self._open_spool, inbound.offer)
+                inbound.failure = TransferStateError(f"superseded by {offer.key}")
+                inbound.step(TargetEvent.SUPERSEDED)
+                await self._discard(inbound)
+                return held
+        return NothingHeld()
+
+    def _open_spool(self, offer: Offer) -> HeldObjects:
+        found = left_over(self._target.spool_dir / spool_name(offer.key))
+        return HeldFile(found[0], len(offer.header_bytes)) if found else NothingHeld()
+
+    async def _take_again(self, inbound: Inbound, path: Path) -> None:
+        """Take the objects of an old spool file as if they came now; then the file may go."""
+        old = await asyncio.to_thread(HeldFile, path, len(inbound.offer.header_bytes))
+        try:
+            async with inbound.lock:
+                await self._take_all(inbound, old)
+        finally:
+            old.close()
+            path.unlink(missing_ok=True)
+        log.info("%s: reopened, %d chunks", inbound.offer.key, inbound.receiver.objects)
+
+    async def _take_all(self, inbound: Inbound, old: HeldFile) -> None:
+        for chunk in old.objects():
+            try:
+                await inbound.receiver.take(memoryview(chunk))
+            except InventoryError:
+                # The rest belongs behind the cut of a growing transfer, which nobody told us yet.
+                return
+            except KvpackError as error:
+                await self._give_up(inbound, TargetEvent.PIECE_BAD, error)
+                return
+
     async def _prepare_again(self, known: Inbound, offer: Offer) -> Inbound:
         if known.offer.digest != offer.digest:
             raise ReplayError(f"{offer.key}: open for another Prepare")
@@ -237,34 +346,68 @@ class Transfers:
             if known.state in TARGET_ENDED:
                 raise ReplayError(f"{offer.key}: ended as {known.state.value}")
             known.step(TargetEvent.PREPARE_AGAIN)
+            # What of an older stream is still on its way must not mix with the next one.
+            known.end_stream()
         return known
 
-    async def _begin(self, offer: Offer) -> Inbound:
+    async def _begin(self, offer: Offer, event: TargetEvent, held: HeldObjects) -> Inbound:
         target, key = self._target, offer.key
         path = target.spool_dir / spool_name(key)
+        base: OwnershipToken | None = None
         try:
+            base = offer.token or await self._claim(offer)
             receiver = await Receiver.begin(
                 target.engine,
                 target.binding,
                 offer,
                 lambda: target.new_pack(path, offer.header_bytes),
+                held,
             )
         except KvpackError:
+            if base is not None:
+                await self._let_go(offer, base)
             await target.journal.record(key, TargetState.ABORTED)
             raise
         exact = offer.numerics == target.binding.numerics
-        inbound = Inbound(offer, receiver, path, exact)
-        inbound.step(TargetEvent.PREPARE)
+        inbound = Inbound(offer, base, receiver, path, exact)
+        inbound.step(event)
         self._inbound[key] = inbound
         self._forget_ended()
         log.info("%s: open, session %s, %d tokens", key, offer.session_id, offer.position)
         return inbound
 
-    async def _take(self, inbound: Inbound, piece: memoryview) -> None:
+    async def _claim(self, offer: Offer) -> OwnershipToken:
+        """A copy is this node's own session: claimed first, published by the commit."""
+        directory, nonce = self._target.sessions.directory, offer.claim_nonce
+        entry = await directory.owner(offer.session_id)
+        if isinstance(entry, Ownership) and entry.nonce == nonce:
+            return entry.token  # by this transfer, before a restart
+        try:
+            return await directory.claim(offer.session_id, self._target.sessions.node, nonce)
+        except DirectoryAmbiguousError:
+            entry = await directory.owner(offer.session_id)
+            if isinstance(entry, Ownership) and entry.nonce == nonce:
+                return entry.token
+            raise
+
+    async def _let_go(self, offer: Offer, base: OwnershipToken) -> None:
+        """Give the claim of a copy up. A move has none: the session is the source's."""
+        if offer.token is not None:
+            return
+        try:
+            await self._target.sessions.directory.release(offer.session_id, base)
+        except StaleTokenError:
+            return
+        except DirectoryError as error:
+            # It stays claimed by this node, without a state, until its id is opened here again.
+            log.error("%s: the claim of %s stays: %s", offer.key, offer.session_id, error)
+
+    async def _take(self, inbound: Inbound, number: int, piece: Piece) -> None:
         async with inbound.lock:
+            inbound.require_stream(number)
             inbound.step(TargetEvent.PIECE)
             try:
-                await inbound.receiver.take(piece)
+                await inbound.receiver.take_piece(piece)
             except KvpackError as error:
                 await self._give_up(inbound, TargetEvent.PIECE_BAD, error)
                 raise
@@ -335,7 +478,7 @@ class Transfers:
         move = settle if effect is TargetEffect.SETTLE else transfer_settled
         try:
             inbound.token = await move(
-                sessions.directory, offer.session_id, offer.token, sessions.node, offer.nonce
+                sessions.directory, offer.session_id, inbound.base, sessions.node, offer.nonce
             )
         except StaleTokenError as error:
             inbound.failure = error
@@ -381,6 +524,7 @@ class Transfers:
     async def _discard(self, inbound: Inbound) -> None:
         inbound.forget_session()
         await inbound.receiver.drop()
+        await self._let_go(inbound.offer, inbound.base)
         await self._record(inbound)
 
     async def _record(self, inbound: Inbound) -> None:

@@ -37,7 +37,9 @@ class Timeline:
         pushed_s: Every chunk was written and the target acknowledged their number.
         sealed_s: The target accepted the inventory.
         committed_s: The first token arrived here.
-        sent: Every chunk, in order.
+        sent: Every chunk, in order; what was lost with a cut link and sent again is here twice.
+        held_bytes: Plaintext of chunks that the target held and was only told of.
+        resumed: How often the stream was opened again.
         target: What the target measured.
     """
 
@@ -48,11 +50,17 @@ class Timeline:
     sealed_s: float = 0.0
     committed_s: float = 0.0
     sent: list[Sent] = field(default_factory=list)
+    held_bytes: int = 0
+    resumed: int = 0
     target: TargetTimes = TargetTimes()
 
     def add(self, at_s: float, reference: ChunkReference) -> None:
         """A chunk was sent."""
         self.sent.append(Sent(at_s, reference.chunk_class, reference.plain_bytes))
+
+    def held(self, reference: ChunkReference) -> None:
+        """A chunk was named, not sent."""
+        self.held_bytes += reference.plain_bytes
 
     def bytes_of(self, *classes: ChunkClass) -> int:
         """Plaintext bytes sent of ``classes``."""

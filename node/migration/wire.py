@@ -7,12 +7,14 @@ payload twice on each end, so the envelope (tag and length) is written and read 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from kvpack import limits
 from kvpack.chunk import OBJECT_BYTES_MAX
 from kvpack.errors import FormatError
 from node.directory import OwnershipToken
@@ -28,11 +30,21 @@ GRPC_PREFIX_BYTES: Final = 5
 #: Trailing metadata: the stable word of an error, beside its status code.
 REASON_KEY: Final = "kvpack-reason"
 
+#: Beside it, where known: who owns the session now and where it listens; when to come again.
+OWNER_KEY: Final = "kvpack-owner"
+OWNER_ADDRESS_KEY: Final = "kvpack-owner-address"
+RETRY_AFTER_KEY: Final = "kvpack-retry-after-ms"
+
 #: The largest chunk object and its envelope. Chunks aim at 2 MiB; the widest rows make 4 MiB.
 PIECE_BYTES_MAX: Final = OBJECT_BYTES_MAX + 16
 
-_TAG_OPEN: Final = 0x0A  # field 1, length-delimited
+#: A piece without an object: a transfer's name is the longest of them.
+_SMALL_BYTES_MAX: Final = 64
+
 _TAG_OBJECT: Final = 0x12  # field 2, length-delimited
+
+#: Bytes of a seal id: one BLAKE3 digest.
+SEAL_ID_BYTES: Final = 32
 
 _Reply = TypeVar("_Reply")
 
@@ -117,18 +129,50 @@ def encode_object(chunk: bytes) -> bytes:
     return b"".join((bytes((_TAG_OBJECT,)), _varint(len(chunk)), chunk))
 
 
-def decode_piece(message: bytes) -> pb.TransferRef | memoryview:
-    """Read one piece: the transfer's name, or a view of the chunk object inside ``message``.
+def encode_held(seal_id: bytes) -> bytes:
+    """The piece that stands for a chunk object which the target holds."""
+    return pb.Piece(held=seal_id).SerializeToString()
+
+
+def encode_cut(position: int) -> bytes:
+    """The piece that names the cut of a growing transfer."""
+    return pb.Piece(cut=position).SerializeToString()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """In place of a chunk object: the target holds the one with this seal id, 32 bytes."""
+
+    seal_id: bytes
+
+    def __post_init__(self) -> None:
+        limits.check_range("piece.held", len(self.seal_id), SEAL_ID_BYTES, SEAL_ID_BYTES, "bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The cut of a growing transfer, in tokens."""
+
+    position: int
+
+    def __post_init__(self) -> None:
+        limits.check_range("piece.cut", self.position, 1, limits.POSITION_MAX, "tokens")
+
+
+Piece = memoryview | Held | Cut
+
+
+def decode_piece(message: bytes) -> pb.TransferRef | Piece:
+    """Read one piece; of a chunk object, a view of it inside ``message``.
 
     Raises:
-        FormatError: Not exactly one field of the two, or an over-long length.
+        FormatError: Not exactly one field, or an over-long length.
+        LimitError: A value is outside its range.
     """
     if len(message) > PIECE_BYTES_MAX:
         raise FormatError("piece", f"<= {PIECE_BYTES_MAX} bytes", len(message))
-    if message[:1] == bytes((_TAG_OPEN,)):
-        return _decode_open(message)
     if message[:1] != bytes((_TAG_OBJECT,)):
-        raise FormatError("piece", "field 1 or 2", "another")
+        return _decode_small(message)
     length, start = _read_varint(message, 1)
     if length != len(message) - start or length == 0:
         raise FormatError("piece.object", f"{len(message) - start} bytes", length)
@@ -160,14 +204,17 @@ def _as_it_is(encoded: bytes) -> bytes:
     return encoded
 
 
-def _decode_open(message: bytes) -> pb.TransferRef:
+def _decode_small(message: bytes) -> pb.TransferRef | Held | Cut:
     try:
-        piece = pb.Piece.FromString(message)
+        piece = pb.Piece.FromString(message[: _SMALL_BYTES_MAX + 1])
     except DecodeError as error:
-        raise FormatError("piece.open", "a transfer", "other bytes") from error
-    if piece.WhichOneof("piece") != "open" or encode_open(piece.open) != message:
-        raise FormatError("piece.open", "a transfer alone", "more or other fields")
-    return piece.open
+        raise FormatError("piece", "one field", "other bytes") from error
+    which = piece.WhichOneof("piece")
+    if which in (None, "object") or piece.SerializeToString(deterministic=True) != message:
+        raise FormatError("piece", "one field alone", "none, more or other fields")
+    if which == "held":
+        return Held(piece.held)
+    return Cut(piece.cut) if which == "cut" else piece.open
 
 
 def _varint(value: int) -> bytes:

@@ -221,6 +221,8 @@ class HandSource:
                 setattr(request, name, value)
             else:
                 getattr(request, name).CopyFrom(value)
+        if request.mode == pb.MODE_COPY:
+            request.ClearField("token")
         return request
 
     async def prepare(self, **changes):
@@ -244,6 +246,11 @@ class HandSource:
             # A write that met the end of the call hides why: the product asks Status then, too.
             status = await self.status()
             raise Hidden(status.reason or "transfer_state") from None
+
+    @staticmethod
+    def held(seal_id: bytes) -> bytes:
+        """The raw piece that names a chunk."""
+        return wire.encode_held(seal_id)
 
     def seal_request(self, digest: bytes, **changes) -> pb.SealRequest:
         references = tuple(chunk.reference for chunk in self.chunks)

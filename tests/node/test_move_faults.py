@@ -214,7 +214,12 @@ def test_messages_that_are_no_pieces_are_refused(world):
                 b"\x12\x80\x80\x80\x80\x08",  # a length of 2 GiB
                 b"\x12\x05abc",
                 b"\x12\x83\x00abc",
-                b"\x1a\x03abc",
+                b"\x1a\x03abc",  # a seal id of three bytes
+                b"\x1a\x20" + bytes(32),  # a chunk that is not held here
+                b"\x20\x05",  # a cut, of a transfer that does not grow, at another place
+                b"\x20\x00",
+                b"\x20\x80\x80\x80\x80\x08",
+                b"\x2a\x00",
                 encode_open(hand.ref),
                 b"cos\nsystem\n(S'true'\ntR.",
             )
@@ -222,7 +227,7 @@ def test_messages_that_are_no_pieces_are_refused(world):
                 hand.ref = transfer_ref(1, number)
                 await hand.prepare()
                 reason, _ = await refusal(hand.push([], raw=[raw]))
-                assert reason in ("malformed", "inventory"), raw
+                assert reason in ("malformed", "inventory", "over_limit"), raw
                 await hand.abort()
 
     run(work())
@@ -376,8 +381,8 @@ def test_the_second_of_two_movers_finds_its_token_stale(world):
             await move(giving, target, old)
             with pytest.raises(PeerAnswerError) as refused:
                 await move(giving, target, old)
-            assert refused.value.peer_reason == "session_not_found"
-            # Two transfers that were prepared under one token: one commits, the other is fenced.
+            assert refused.value.peer_reason == "session_moved"
+            # Two transfers that were prepared under one token: the later one is the only one.
             async with (
                 world.node("third") as (third, _),
                 HandSource(world, third, target, caller="third") as one,
@@ -390,8 +395,9 @@ def test_the_second_of_two_movers_finds_its_token_stale(world):
                     await hand.prepare()
                     await hand.push()
                     await hand.seal(digest)
+                assert (await one.status()).state == pb.TRANSFER_STATE_ABORTED
                 await two.commit()
-                assert (await refusal(one.commit()))[0] == "stale_token"
+                assert (await refusal(one.commit()))[0] == "transfer_state"
                 assert "t" in target.sessions
 
     run(work())
@@ -419,13 +425,14 @@ def test_too_many_open_transfers_are_refused_not_queued(world):
         async with hand_source(world, tokens=20) as hand:
             for number in range(1, 5):
                 hand.ref = transfer_ref(1, number)
-                await hand.prepare()
+                await hand.prepare(mode=pb.MODE_COPY, session_id=f"copy-{number}")
             hand.ref = transfer_ref(1, 5)
-            assert await refusal(hand.prepare()) == ("busy", _C.RESOURCE_EXHAUSTED)
+            last = {"mode": pb.MODE_COPY, "session_id": "copy-5"}
+            assert await refusal(hand.prepare(**last)) == ("busy", _C.RESOURCE_EXHAUSTED)
             hand.ref = transfer_ref(1, 1)
             await hand.abort()
             hand.ref = transfer_ref(1, 5)
-            await hand.prepare()
+            await hand.prepare(**last)
 
     run(work())
 

@@ -37,7 +37,7 @@ def test_calls_under_a_stale_or_foreign_token_change_nothing(world):
             await node.sessions.directory.transfer("s", live.token, "target", bytes(16))
             assert await reason(client.append(session, [1])) == "stale_token"
             assert live.next_index == 20 and live.position == 19
-            assert await reason(client.get("s")) == "session_not_found"
+            assert await reason(client.get("s")) == "session_moved"
 
     run(work())
 

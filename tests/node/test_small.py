@@ -17,7 +17,7 @@ from kvpack.snapshot import check_coverage, cut_tile_specs
 from node import status
 from node.config import Address
 from node.errors import UsageError
-from node.migration.plan import CutPlan
+from node.migration.tape import StateAt, Tape, TokenRange
 from node.migration.timeline import Sent, Timeline
 from node.migration.wire import decode_piece, encode_object, encode_open, transfer_ref
 from node.pb.v1 import migration_pb2 as pb
@@ -88,19 +88,52 @@ LAYOUT = CacheLayout(
 
 
 @given(st.integers(1, 2000), st.lists(st.integers(1, 512), max_size=12))
-def test_a_plan_sends_each_tile_once_and_none_before_its_rows_are_final_and_live(position, calls):
-    plan = CutPlan.of(LAYOUT, position)
-    sent, before = [], 0
+def test_a_known_tape_has_each_tile_once_and_none_after_its_rows_have_left(position, calls):
+    tape = Tape.known(LAYOUT, position)
+    index, before = 0, 0
     for call in [*calls, position]:
         after = min(position, before + call)
-        for spec in plan.between(before, after):
-            assert spec.end_position <= after
-            if spec.kind is LayerKind.SWA:
-                assert spec.first_position >= max(0, after - 300)
-            sent.append(spec)
+        while index < len(tape.items) and tape.rows_needed(index) <= after:
+            item = tape.items[index]
+            if not isinstance(item, (StateAt, TokenRange)) and item.kind is LayerKind.SWA:
+                assert item.first_position >= max(0, after - 300)
+            index += 1
         before = after
-    assert sorted(map(repr, sent)) == sorted(map(repr, cut_tile_specs(LAYOUT, position)))
-    check_coverage(LAYOUT, position, sent)
+    assert index == len(tape.items)
+    assert_whole(tape, position)
+
+
+@given(st.lists(st.integers(1, 600), min_size=1, max_size=6))
+def test_a_growing_tape_takes_whole_blocks_and_leaves_the_rest_for_the_cut(steps):
+    tape, position = Tape(LAYOUT), 0
+    for step in steps:
+        position += step
+        tape.grow(position)
+        assert all(spec.kind is LayerKind.FULL for spec in tape.items)
+        assert all(spec.token_count == 256 for spec in tape.items)
+    assert not tape.needs_cut(0)
+    tape.close(position)
+    assert tape.needs_cut(tape.cut_index) and not tape.needs_cut(tape.cut_index - 1)
+    assert_whole(tape, position)
+    with pytest.raises(RuntimeError):
+        tape.grow(position + 256)
+
+
+def assert_whole(tape, position):
+    tiles = [item for item in tape.items if not isinstance(item, (StateAt, TokenRange))]
+    assert sorted(map(repr, tiles)) == sorted(map(repr, cut_tile_specs(LAYOUT, position)))
+    check_coverage(LAYOUT, position, tiles)
+    rest = [item for item in tape.items if isinstance(item, (StateAt, TokenRange))]
+    assert rest == [TokenRange(0, position), StateAt(position)]
+
+
+def test_what_the_boundary_call_overwrites_is_known_to_the_tape():
+    tape = Tape.known(LAYOUT, 1000)
+    marked = [item for item in tape.items if tape.overwritten_next(item)]
+    assert marked and all(item.first_position == 700 for item in marked)
+    assert {layer for item in marked for layer in item.layers} == {0, 1, 2, 4, 5, 6}
+    early = Tape.known(LAYOUT, 299)
+    assert not any(early.overwritten_next(item) for item in early.items)
 
 
 def test_a_timeline_counts_what_was_sent_after_zero_as_exposed():

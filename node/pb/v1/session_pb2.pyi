@@ -392,12 +392,15 @@ class MigrateRequest(_message.Message):
     TARGET_ADDRESS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ACCEPT_COMPATIBLE_FIELD_NUMBER: _builtins.int
+    COPY_AS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     target_node: _builtins.str
     """name in the target's certificate"""
     target_address: _builtins.str
     """HOST:PORT"""
     accept_compatible: _builtins.bool
+    copy_as: _builtins.str
+    """name of the target's own session; empty for a move"""
     @_builtins.property
     def token(self) -> _ownership_pb2.OwnershipToken: ...
     @_builtins.property
@@ -413,10 +416,11 @@ class MigrateRequest(_message.Message):
         target_address: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         accept_compatible: _builtins.bool = ...,
+        copy_as: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "session_id", b"session_id", "target_address", b"target_address", "target_node", b"target_node", "token", b"token", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "copy_as", b"copy_as", "session_id", b"session_id", "target_address", b"target_address", "target_node", b"target_node", "token", b"token", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -505,6 +509,10 @@ class MigrateResult(_message.Message):
     EXPOSED_HANDOVER_S_FIELD_NUMBER: _builtins.int
     OBJECTS_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    HELD_BYTES_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
     target_node: _builtins.str
     first_token: _builtins.int
     first_index: _builtins.int
@@ -530,6 +538,14 @@ class MigrateResult(_message.Message):
     prefill_s: _builtins.float
     exposed_handover_s: _builtins.float
     objects: _builtins.int
+    session_id: _builtins.str
+    """the session's name on the target"""
+    position: _builtins.int
+    """tokens of the cut"""
+    held_bytes: _builtins.int
+    """plaintext that the target held already: named, not sent"""
+    resumed: _builtins.int
+    """how often the stream was opened again"""
     @_builtins.property
     def token(self) -> _ownership_pb2.OwnershipToken: ...
     @_builtins.property
@@ -556,10 +572,14 @@ class MigrateResult(_message.Message):
         exposed_handover_s: _builtins.float = ...,
         objects: _builtins.int = ...,
         phases: Global___HandoverPhases | None = ...,
+        session_id: _builtins.str = ...,
+        position: _builtins.int = ...,
+        held_bytes: _builtins.int = ...,
+        resumed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["phases", b"phases", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation_verdict", b"continuation_verdict", "drift", b"drift", "exposed_handover_s", b"exposed_handover_s", "first_index", b"first_index", "first_token", b"first_token", "hidden_fraction", b"hidden_fraction", "nope_bytes", b"nope_bytes", "objects", b"objects", "payload_bytes", b"payload_bytes", "payload_bytes_after_zero", b"payload_bytes_after_zero", "phases", b"phases", "prefill_s", b"prefill_s", "session_bytes", b"session_bytes", "state_verdict", b"state_verdict", "swa_bytes", b"swa_bytes", "target_node", b"target_node", "token", b"token", "token_bytes", b"token_bytes", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation_verdict", b"continuation_verdict", "drift", b"drift", "exposed_handover_s", b"exposed_handover_s", "first_index", b"first_index", "first_token", b"first_token", "held_bytes", b"held_bytes", "hidden_fraction", b"hidden_fraction", "nope_bytes", b"nope_bytes", "objects", b"objects", "payload_bytes", b"payload_bytes", "payload_bytes_after_zero", b"payload_bytes_after_zero", "phases", b"phases", "position", b"position", "prefill_s", b"prefill_s", "resumed", b"resumed", "session_bytes", b"session_bytes", "session_id", b"session_id", "state_verdict", b"state_verdict", "swa_bytes", b"swa_bytes", "target_node", b"target_node", "token", b"token", "token_bytes", b"token_bytes", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
