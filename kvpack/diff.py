@@ -14,9 +14,15 @@ from kvpack.bundle import BundleReader
 from kvpack.chunk import ChunkClass, ChunkReference, OpenedChunk, tile_of
 from kvpack.chunk.reference import TOKEN_ID_BYTES
 from kvpack.errors import FieldError, IdentityMismatchError, LayoutMismatchError
-from kvpack.identity import CallRun, require_same_identity, require_same_layout
+from kvpack.identity import (
+    CallRun,
+    CallSchedule,
+    NumericsFingerprint,
+    require_same_identity,
+    require_same_layout,
+)
 from kvpack.layout import CacheLayout
-from kvpack.manifest import Manifest
+from kvpack.manifest import Component, ComponentKind, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +106,33 @@ def _of(error: FieldError) -> FieldDifference:
 
 
 def _manifests(first: Manifest, second: Manifest) -> Iterator[FieldDifference]:
-    numerics = first.numerics.first_difference(second.numerics)
-    if numerics is not None:
-        name, ours, theirs = numerics
-        yield FieldDifference(f"numerics.{name}", ours, theirs)
+    yield from _numerics("", first.numerics, second.numerics)
     for field, ours, theirs in zip(_FIELDS, _fields(first), _fields(second), strict=True):
         if ours != theirs:
             yield FieldDifference(field, ours, theirs)
-    for index, (left, right) in enumerate(
-        zip(first.schedule.runs, second.schedule.runs, strict=False)
-    ):
+    yield from _schedule("", first.schedule, second.schedule)
+    if first.draft is not None and second.draft is not None:
+        yield from _numerics("draft.", first.draft.numerics, second.draft.numerics)
+        yield from _schedule("draft.", first.draft.schedule, second.draft.schedule)
+
+
+def _numerics(
+    prefix: str, first: NumericsFingerprint, second: NumericsFingerprint
+) -> Iterator[FieldDifference]:
+    found = first.first_difference(second)
+    if found is not None:
+        name, ours, theirs = found
+        yield FieldDifference(f"{prefix}numerics.{name}", ours, theirs)
+
+
+def _schedule(prefix: str, first: CallSchedule, second: CallSchedule) -> Iterator[FieldDifference]:
+    for index, (left, right) in enumerate(zip(first.runs, second.runs, strict=False)):
         if left != right:
-            yield FieldDifference(f"schedule[{index}]", _run(left), _run(right))
+            yield FieldDifference(f"{prefix}schedule[{index}]", _run(left), _run(right))
             return
-    if len(first.schedule.runs) != len(second.schedule.runs):
-        counts = (f"{len(pack.schedule.runs)} runs" for pack in (first, second))
-        yield FieldDifference("schedule", *counts)
+    if len(first.runs) != len(second.runs):
+        counts = (f"{len(schedule.runs)} runs" for schedule in (first, second))
+        yield FieldDifference(f"{prefix}schedule", *counts)
 
 
 def _run(run: CallRun) -> str:
@@ -132,19 +149,29 @@ def _fields(manifest: Manifest) -> tuple[str, ...]:
         manifest.producer.value,
         str(manifest.position),
         manifest.window_rule.value,
-        ", ".join(component.kind.value for component in manifest.components),
+        ", ".join(map(_component, manifest.components)),
         "none" if parent is None else f"{parent.manifest_id.hex()[:16]}… at {parent.position}",
         ", ".join(f"{ring.layer}: {ring.head}" for ring in manifest.foreign_ring_heads) or "none",
     )
+
+
+def _component(component: Component) -> str:
+    """A draft is named by its digest; the target's identity was compared field by field."""
+    if component.kind is ComponentKind.TARGET:
+        return str(component.kind.value)
+    return f"{component.kind.value} {component.identity_digest.hex()[:16]}…"
 
 
 def _payloads(first: BundleReader, second: BundleReader) -> Iterator[PayloadDifference]:
     """The first difference of token ids, of rows, and of every state that both have."""
     ours, theirs = _slots(first.manifest), _slots(second.manifest)
     comparable = _same_ids(first, second)
+    same_draft = first.index.bindings.draft == second.index.bindings.draft
     found: set[str] = set()
     for slot in sorted(ours.keys() & theirs.keys(), key=_by_place):
         kind = "rows" if slot[1] in (ChunkClass.FULL, ChunkClass.SWA) else slot[1].value
+        if slot[1] is ChunkClass.DRAFT and not same_draft:
+            continue  # Rows of two models have no places in common.
         pair = ours[slot], theirs[slot]
         one, other = (
             reader.manifest.references[i] for reader, i in zip((first, second), pair, strict=True)
@@ -152,7 +179,7 @@ def _payloads(first: BundleReader, second: BundleReader) -> Iterator[PayloadDiff
         if kind in found or (comparable and one.content_id == other.content_id):
             continue
         opened = first.read_chunk(pair[0]), second.read_chunk(pair[1])
-        difference = _first_in(first.header.layout, *opened)
+        difference = _first_in(first.index.bindings.require(one).layout, *opened)
         if difference is not None:
             found.add(kind)
             yield difference
@@ -189,7 +216,7 @@ def _first_in(
     layout: CacheLayout, one: OpenedChunk, other: OpenedChunk
 ) -> PayloadDifference | None:
     reference = one.reference
-    if reference.has_rows:
+    if reference.has_rows or reference.has_draft_rows:
         return _first_row(layout, one, other)
     if reference.chunk_class is ChunkClass.TOKEN_IDS:
         start = max(reference.first_position, other.reference.first_position)

@@ -1,25 +1,43 @@
 """Reading a bundle from a pipe: forwards, once, and releasing nothing before its end was seen.
 
-The verdict is that of :class:`kvpack.bundle.reader.BundleReader` on the same bytes. Everything that
-is asked only of authentic headers (whose rows, which manifest) waits for the tail.
+The verdict is that of :class:`kvpack.bundle.reader.BundleReader` on the same bytes, reason and exit
+code included. That reader judges the tail before any chunk; so here a fault in a chunk is kept, the
+stream is read to its end, and the tail speaks first. Everything that is asked only of authentic
+headers (whose rows, which manifest) waits for the tail too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from blake3 import blake3
 
 from kvpack import limits
-from kvpack.bundle.index import TAIL_BYTES_MAX, BundleIndex, not_named_here, open_index
+from kvpack.bundle.bound import BoundHeaders
+from kvpack.bundle.footer import FOOTER_BYTES, decode_footer
+from kvpack.bundle.index import (
+    TAIL_BYTES_MAX,
+    BundleIndex,
+    beyond_its_place,
+    not_named_here,
+    open_index,
+)
 from kvpack.bundle.payload import Depth
 from kvpack.bundle.reader import BundleReader, SeekableFile
 from kvpack.bundle.source import ReadableFile, fill_from
 from kvpack.bundle.walk import ChunkWalk
 from kvpack.bundle.writer import write_all
-from kvpack.chunk import ChunkHeader, ChunkReference, Codec, OpenedChunk
-from kvpack.errors import FormatError, LimitError
+from kvpack.chunk import (
+    OBJECT_BYTES_MAX,
+    ChunkHeader,
+    ChunkReference,
+    Codec,
+    OpenedChunk,
+)
+from kvpack.chunk.header import MAGIC as CHUNK_MAGIC
+from kvpack.errors import FormatError, KvpackError, LimitError
 from kvpack.header import FIXED_BYTES, Header, parse_prefix, tenant_bytes
 from kvpack.keys import Keyring
 from kvpack.manifest import Manifest
@@ -37,12 +55,22 @@ class Spool(SeekableFile, Protocol):
 
 
 class StreamSource:
-    """Bytes of a pipe, counted, and copied to a spool where there is one."""
+    """Bytes of a pipe, counted, and copied to a spool where there is one.
+
+    What was read since the last mark, at most one object, is kept: where that object is not whole
+    the tail of the bundle may be among it.
+    """
 
     def __init__(self, stream: ReadableFile, spool: Spool | None) -> None:
         self._stream = stream
         self._spool = spool
+        self._recent = memoryview(bytearray(OBJECT_BYTES_MAX))
+        self._recent_bytes = 0
         self.read_bytes = 0
+
+    def mark(self) -> None:
+        """What was read so far need not be kept."""
+        self._recent_bytes = 0
 
     def fill(self, view: memoryview) -> None:
         """Fill ``view``.
@@ -50,11 +78,14 @@ class StreamSource:
         Raises:
             FormatError: The stream ends before.
         """
-        filled = self.fill_part(view)
+        filled = self._fill_part(view)
+        start, end = self._recent_bytes, self._recent_bytes + filled
+        self._recent[start:end] = view[:filled]
+        self._recent_bytes = end
         if filled < len(view):
             raise FormatError("stream", f"{len(view)} more bytes", f"{filled} before its end")
 
-    def fill_part(self, view: memoryview) -> int:
+    def _fill_part(self, view: memoryview) -> int:
         """Fill ``view`` as far as the stream goes; returns how many bytes came."""
         filled = fill_from(self._stream, view)
         self.read_bytes += filled
@@ -72,31 +103,32 @@ class StreamSource:
         self.fill(memoryview(data))
         return bytes(data)
 
-    def read_to_end(self, bytes_max: int) -> bytes:
-        """Everything up to the end of the stream.
+    def read_to_end(self, kept_max: int) -> bytes:
+        """Read the rest; returns the last bytes of all since the mark, at most ``kept_max``.
 
         Raises:
-            LimitError: There is more than ``bytes_max``.
+            LimitError: The stream is longer than a bundle may be.
         """
-        data = bytearray()
+        data = bytearray(self._recent[: self._recent_bytes])
         piece = memoryview(bytearray(_PIECE_BYTES))
-        while filled := self.fill_part(piece):
+        while filled := self._fill_part(piece):
             data += piece[:filled]
-            if len(data) > bytes_max:
-                raise LimitError("stream", f"at most {bytes_max} bytes after the chunks", "more")
+            del data[: max(0, len(data) - kept_max)]
+            limits.check_range("stream", self.read_bytes, 0, limits.BUNDLE_BYTES_MAX, "bytes")
         return bytes(data)
+
+    def spool_no_more(self) -> None:
+        """The bundle is not good: what follows is only read."""
+        self._spool = None
 
 
 class _Seen:
-    """What went by, in 32 bytes for each chunk: whether it belongs there is asked at the end.
-
-    One header is kept whole, and the first one that is bound to another model or layout than it.
-    """
+    """What went by, in 32 bytes for each chunk: whether it belongs there is asked at the end."""
 
     def __init__(self) -> None:
         self.count = 0
         self._marks = bytearray()
-        self._kept: list[tuple[int, ChunkHeader]] = []
+        self._bound = BoundHeaders()
 
     def add(self, header: ChunkHeader) -> None:
         """Note the next chunk.
@@ -106,32 +138,26 @@ class _Seen:
         """
         if self.count == limits.REFERENCES_MAX:
             raise LimitError("chunks", f"at most {limits.REFERENCES_MAX}", "more")
-        bindings = [(kept.identity_digest, kept.layout_digest) for _, kept in self._kept]
-        if not bindings or (
-            len(bindings) == 1 and (header.identity_digest, header.layout_digest) != bindings[0]
-        ):
-            self._kept.append((self.count, header))
+        self._bound.add(self.count, header)
         self._marks += _mark(header.reference)
         self.count += 1
 
-    def require(self, index: BundleIndex, walk: ChunkWalk, depth: Depth) -> None:
-        """Refuse what is not the chunks of ``index``, in its order.
+    def require(self, index: BundleIndex, depth: Depth) -> None:
+        """Refuse what is not the first chunks of ``index``, in its order.
 
         Raises:
-            FormatError: There are more or fewer.
+            FormatError: There are more.
             AuthenticationError: The manifest names another chunk at some place.
             IdentityMismatchError: A chunk of another model; also LayoutMismatchError.
         """
-        references = index.manifest.references
-        if self.count != len(references):
-            expected = f"{len(references)} chunks"
-            raise FormatError("manifest.references", expected, f"{self.count} chunks")
-        for number, reference in enumerate(references):
-            if self._marks[32 * number : 32 * number + 32] != _mark(reference):
+        references, bound = index.manifest.references, self._bound.by_number()
+        for number in range(self.count):
+            if number == len(references):
+                raise FormatError("manifest.references", f"{number} chunks", "more")
+            if self._marks[32 * number : 32 * number + 32] != _mark(references[number]):
                 raise not_named_here(number)
-        for number, header in self._kept:
-            key = walk.key(header.reference.epoch)
-            index.require(key, number, header, tag_checked=depth is not Depth.QUICK)
+            if number in bound:
+                index.require(number, bound[number], tag_checked=depth is not Depth.QUICK)
 
 
 def _mark(reference: ChunkReference) -> bytes:
@@ -139,17 +165,60 @@ def _mark(reference: ChunkReference) -> bytes:
     return blake3(ChunkHeader(reference, _NO_DIGEST, _NO_DIGEST, digest).encode()).digest()
 
 
-def _read_chunks(source: StreamSource, walk: ChunkWalk, depth: Depth) -> _Seen:
-    """Read and check objects until the manifest begins."""
-    seen = _Seen()
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """Why the first object that is not good is not.
+
+    Attributes:
+        error: What a reader from the footer would raise at it.
+        end_offset: Where the object ends by its own authentic header, 0 where that is unknown.
+    """
+
+    error: KvpackError
+    end_offset: int = 0
+
+
+def _read_chunks(source: StreamSource, walk: ChunkWalk, depth: Depth, seen: _Seen) -> _Fault | None:
+    """Read and check objects until the manifest begins, or up to the first that is not good."""
     while True:
-        lead = source.read(len(MANIFEST_MAGIC))
-        if lead == MANIFEST_MAGIC:
-            return seen
+        source.mark()
+        start, end = source.read_bytes, 0
         where = f"chunks[{seen.count}]"
-        header = walk.read_header(where, lead)
-        walk.check(header, where, depth)
-        seen.add(header)
+        try:
+            lead = source.read(len(MANIFEST_MAGIC))
+            if lead == MANIFEST_MAGIC:
+                return None
+            header = walk.read_header(where, lead)
+            end = start + header.reference.object_bytes
+            walk.check(header, where, depth)
+            seen.add(header)
+        except KvpackError as error:
+            source.spool_no_more()
+            return _Fault(error, end)
+
+
+def _tail(data: bytes, read_bytes: int) -> bytes:
+    """The manifest and what follows it, as the footer at the end of ``data`` says."""
+    footer = decode_footer(data[-FOOTER_BYTES:], read_bytes)
+    if footer.tail_bytes > len(data):
+        raise FormatError("footer.manifest_bytes", f"a tail of {len(data)}", footer.tail_bytes)
+    return data[len(data) - footer.tail_bytes :]
+
+
+def _raise_fault(fault: _Fault | None, index: BundleIndex, seen: _Seen, tail_begins: int) -> None:
+    """What stands after the chunks that are good, or instead of the next one.
+
+    Raises:
+        KvpackError: The fault, or that an object passes the manifest's beginning.
+    """
+    manifest_offset = index.footer.manifest_offset
+    if fault is not None:
+        if fault.end_offset > manifest_offset:
+            raise beyond_its_place(seen.count) from fault.error
+        raise fault.error
+    if tail_begins != manifest_offset:
+        where = f"chunks[{seen.count}]: chunk.magic"
+        raise FormatError(where, CHUNK_MAGIC.hex(), MANIFEST_MAGIC.hex())
 
 
 class ForwardReader:
@@ -181,11 +250,13 @@ class ForwardReader:
         prefix = parse_prefix(lead)
         key = keyring.get(prefix.tenant, prefix.epoch)
         header_bytes = lead + source.read(prefix.header_bytes - len(lead))
-        walk = ChunkWalk(source, keyring, prefix)
-        seen = _read_chunks(source, walk, depth)
-        tail = MANIFEST_MAGIC + source.read_to_end(TAIL_BYTES_MAX)
+        walk, seen = ChunkWalk(source, keyring, prefix), _Seen()
+        fault = _read_chunks(source, walk, depth, seen)
+        tail_begins = source.read_bytes - len(MANIFEST_MAGIC)
+        tail = _tail(source.read_to_end(TAIL_BYTES_MAX), source.read_bytes)
         self.index: BundleIndex = open_index(key, header_bytes, tail, source.read_bytes)
-        seen.require(self.index, walk, depth)
+        seen.require(self.index, depth)
+        _raise_fault(fault, self.index, seen, tail_begins)
         self._spooled = None if spool is None else BundleReader(spool, keyring)
 
     @property

@@ -15,12 +15,12 @@ from kvpack.bundle.footer import (
     check_footer_mac,
     decode_footer,
 )
-from kvpack.chunk import ChunkHeader, SealContext
+from kvpack.chunk import ChunkHeader
 from kvpack.chunk.open import check_binding
 from kvpack.errors import AuthenticationError, FormatError
 from kvpack.header import Header, decode_header
 from kvpack.keys import EpochKey
-from kvpack.manifest import Manifest, manifest_id, open_manifest
+from kvpack.manifest import Bindings, Manifest, manifest_id, open_manifest
 from kvpack.manifest.sealed import BLOB_BYTES_MAX, check_blob
 
 #: Nothing after the last chunk is longer than this.
@@ -38,8 +38,7 @@ class BundleIndex:
         manifest_blob: The manifest as stored, its MAC included.
         signature: Public key and signature, or empty.
         footer: Lengths of the parts.
-        identity_digest: 32 bytes, as every chunk's header must have it.
-        layout_digest: 32 bytes, as every chunk's header must have it.
+        bindings: Of which model each chunk must be.
     """
 
     header: Header
@@ -48,18 +47,22 @@ class BundleIndex:
     manifest_blob: bytes
     signature: bytes
     footer: Footer
-    identity_digest: bytes
-    layout_digest: bytes
+    bindings: Bindings
 
-    def context(self, key: EpochKey) -> SealContext:
-        """What the bundle's chunks must be bound to, under the key of their epoch."""
-        return SealContext(key, self.identity_digest, self.layout_digest)
+    @property
+    def identity_digest(self) -> bytes:
+        """32 bytes: the target's identity."""
+        return self.bindings.target.identity_digest
 
-    def require(self, key: EpochKey, index: int, header: ChunkHeader, *, tag_checked: bool) -> None:
+    @property
+    def layout_digest(self) -> bytes:
+        """32 bytes: the target's layout."""
+        return self.bindings.target.layout_digest
+
+    def require(self, index: int, header: ChunkHeader, *, tag_checked: bool) -> None:
         """Refuse a chunk that is not number ``index`` of this bundle.
 
         Args:
-            key: Root of the chunk's epoch.
             index: Its place in file order.
             header: Its header.
             tag_checked: Whether the header is authentic: only then can it be called another's.
@@ -70,18 +73,20 @@ class BundleIndex:
         """
         if header.reference != self.manifest.references[index]:
             raise not_named_here(index)
-        ours = (self.identity_digest, self.layout_digest)
-        if (header.identity_digest, header.layout_digest) == ours:
-            return
-        where = f"chunks[{index}]"
-        if not tag_checked:
+        binding, where = self.bindings.require(header.reference), f"chunks[{index}]"
+        if not tag_checked and not binding.holds(header):
             raise AuthenticationError(where, "identity or layout digest")
-        check_binding(self.context(key), header, where)
+        check_binding(binding, header, where)
 
 
 def not_named_here(index: int) -> AuthenticationError:
     """The error about an authentic chunk in a place where the manifest has another."""
     return AuthenticationError(f"chunks[{index}]", "not the chunk that the manifest names here")
+
+
+def beyond_its_place(index: int) -> FormatError:
+    """The error about an object that by its own header would reach into the manifest."""
+    return FormatError(f"chunks[{index}]", "an end before the manifest", "a longer object")
 
 
 def open_index(key: EpochKey, header_bytes: bytes, tail: bytes, file_bytes: int) -> BundleIndex:
@@ -113,8 +118,7 @@ def open_index(key: EpochKey, header_bytes: bytes, tail: bytes, file_bytes: int)
         manifest_blob=blob,
         signature=parts.signature,
         footer=parts.footer,
-        identity_digest=header.identity_digest,
-        layout_digest=header.layout_digest,
+        bindings=Bindings.of(header, manifest),
     )
 
 

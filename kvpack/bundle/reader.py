@@ -15,12 +15,12 @@ from typing import Protocol
 
 from kvpack.bundle.footer import FOOTER_BYTES, decode_footer
 from kvpack.bundle.in_order import in_order, thread_count
-from kvpack.bundle.index import BundleIndex, open_index
+from kvpack.bundle.index import BundleIndex, beyond_its_place, open_index
 from kvpack.bundle.payload import Depth, PayloadCheck
 from kvpack.bundle.source import PlacedSource, ReadableFile, fill_from
 from kvpack.bundle.walk import ChunkWalk
 from kvpack.chunk import ChunkHeader, OpenedChunk
-from kvpack.errors import AuthenticationError, FormatError
+from kvpack.errors import FormatError
 from kvpack.header import FIXED_BYTES, Header, HeaderPrefix, parse_prefix, tenant_bytes
 from kvpack.keys import EpochKey, Keyring
 from kvpack.manifest import Manifest
@@ -303,9 +303,8 @@ class BundleReader:
         self._source.seek(offset)
         header = self._walk.read_header(where)
         if offset + header.reference.object_bytes > self.index.footer.manifest_offset:
-            raise AuthenticationError(where, "longer than its place")
+            raise beyond_its_place(index)
         return header
 
     def _require(self, index: int, header: ChunkHeader, *, tag_checked: bool) -> None:
-        key = self._walk.key(header.reference.epoch)
-        self.index.require(key, index, header, tag_checked=tag_checked)
+        self.index.require(index, header, tag_checked=tag_checked)

@@ -39,8 +39,9 @@ def sign_bundle(
     tenant = index.header.tenant
     writer = BundleWriter(sink, keyring.get(tenant, index.header.epoch), index.header_bytes, signer)
     for number, data in enumerate(reader.objects()):
-        key = keyring.get(tenant, parse_chunk(data).epoch)
-        open_chunk(index.context(key), data, f"chunks[{number}]")
+        reference = parse_chunk(data)
+        context = index.bindings.require(reference).context(keyring.get(tenant, reference.epoch))
+        open_chunk(context, data, f"chunks[{number}]")
         writer.add(data)
         if progress is not None:
             progress(len(data))

@@ -13,6 +13,7 @@ from typing import Final
 from blake3 import blake3
 
 from kvpack import limits
+from kvpack.bundle.bound import BoundHeaders
 from kvpack.bundle.in_order import in_order, thread_count
 from kvpack.bundle.index import Tail, check_totals, split_tail
 from kvpack.bundle.payload import pieces
@@ -20,12 +21,13 @@ from kvpack.bundle.reader import FileSource, open_regular, read_prefix, read_tai
 from kvpack.bundle.signature import SignatureTranscript, check_signature
 from kvpack.bundle.source import PlacedSource
 from kvpack.bundle.writer import require_same_references
-from kvpack.chunk import ChunkReference, parse_header
+from kvpack.chunk import ChunkHeader, ChunkReference, parse_header
 from kvpack.chunk.header import header_bytes as chunk_header_bytes
+from kvpack.chunk.open import check_binding
 from kvpack.chunk.reference import HEADER_FIXED_BYTES
 from kvpack.errors import FormatError, LimitError
 from kvpack.header import Header, decode_header
-from kvpack.manifest import Manifest, check_manifest, read_unverified
+from kvpack.manifest import Bindings, Manifest, check_manifest, read_unverified
 
 #: A piece stays in a core's second-level cache between the read and the hash.
 _PIECE_BYTES: Final = 512 << 10
@@ -52,7 +54,8 @@ def verify_signed(
         FormatError: Not a bundle, or objects that the manifest does not name; also VersionError,
             LimitError.
         AuthenticationError: Not signed, by another signer, or changed since.
-        IdentityMismatchError: The target component is another model than the header's.
+        IdentityMismatchError: The target component is another model than the header's, or a chunk
+            says so of itself; also LayoutMismatchError.
         LayoutMismatchError: The manifest does not describe one whole state.
     """
     with open_regular(path) as file:
@@ -63,9 +66,12 @@ def verify_signed(
         transcript = SignatureTranscript(header_bytes)
         count = thread_count(threads, parts.footer.chunks_bytes)
         hashed: list[ChunkReference] = []
+        bound = BoundHeaders()
         with closing(in_order(_hash_jobs(file, source, parts), count)) as results:
-            for reference, digest in results:
+            for object_header, digest in results:
+                reference = object_header.reference
                 transcript.add_digest(reference.object_bytes, digest)
+                bound.add(len(hashed), object_header)
                 hashed.append(reference)
                 if progress is not None:
                     progress(reference.object_bytes)
@@ -75,12 +81,15 @@ def verify_signed(
     check_manifest(header, manifest)
     check_totals(parts.footer, manifest)
     require_same_references(manifest.references, tuple(hashed))
+    bindings = Bindings.of(header, manifest)
+    for number, object_header in bound.by_number().items():
+        check_binding(bindings.require(object_header.reference), object_header, f"chunks[{number}]")
     return header, manifest, parts
 
 
 def _hash_jobs(
     file: io.FileIO, source: FileSource, parts: Tail
-) -> Iterator[Callable[[], tuple[ChunkReference, bytes]]]:
+) -> Iterator[Callable[[], tuple[ChunkHeader, bytes]]]:
     """One job for each object between header and manifest, found by its own framing."""
     mine, count = _PerThread(file.fileno()), 0
     offset, end = parts.footer.header_bytes, parts.footer.manifest_offset
@@ -88,11 +97,12 @@ def _hash_jobs(
         if count == limits.REFERENCES_MAX:
             raise LimitError("chunks", f"at most {limits.REFERENCES_MAX}", "more")
         fixed = source.read(offset, HEADER_FIXED_BYTES)
-        reference = parse_header(source.read(offset, chunk_header_bytes(fixed))).reference
+        header = parse_header(source.read(offset, chunk_header_bytes(fixed)))
+        reference = header.reference
         if offset + reference.object_bytes > end:
             left = f"{end - offset} bytes"
             raise FormatError(f"chunks[{count}]", left, reference.object_bytes)
-        yield partial(mine.hash, reference, offset, f"chunks[{count}]")
+        yield partial(mine.hash, header, offset, f"chunks[{count}]")
         offset += reference.object_bytes
         count += 1
 
@@ -104,11 +114,9 @@ class _PerThread(threading.local):
         self._descriptor = descriptor
         self._piece = memoryview(bytearray(_PIECE_BYTES))
 
-    def hash(
-        self, reference: ChunkReference, offset: int, where: str
-    ) -> tuple[ChunkReference, bytes]:
-        """BLAKE3 of the object at ``offset``, beside its reference."""
+    def hash(self, header: ChunkHeader, offset: int, where: str) -> tuple[ChunkHeader, bytes]:
+        """BLAKE3 of the object at ``offset``, beside its header."""
         hasher, source = blake3(), PlacedSource(self._descriptor, offset)
-        for piece in pieces(source, reference.object_bytes, self._piece, where):
+        for piece in pieces(source, header.reference.object_bytes, self._piece, where):
             hasher.update(piece)
-        return reference, hasher.digest()
+        return header, hasher.digest()

@@ -15,6 +15,7 @@ from kvpack.chunk.seal import (
     SealedChunk,
     best_aead,
     seal_component,
+    seal_draft_tile,
     seal_tile,
     seal_token_ids,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "parse_object",
     "recompute_content_id",
     "seal_component",
+    "seal_draft_tile",
     "seal_tile",
     "seal_token_ids",
     "tile_of",

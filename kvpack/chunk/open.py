@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -86,13 +86,13 @@ def open_tile(
 
 
 def tile_of(layout: CacheLayout, opened: OpenedChunk) -> Tile:
-    """The rows of an opened FULL or SWA chunk.
+    """The rows of an opened chunk: FULL or SWA of the target's ``layout``, DRAFT of the draft's.
 
     Raises:
         FormatError: It holds no rows.
         LayoutMismatchError: A layer is not in ``layout``, or the size differs.
     """
-    spec = opened.reference.tile_spec()
+    spec = opened.reference.rows_of(layout)
     expected = spec.data_bytes(layout)
     if len(opened.plaintext) != expected:
         raise LayoutMismatchError("tile.data_bytes", expected, len(opened.plaintext))
@@ -140,7 +140,19 @@ def check_seal_id(key: EpochKey, header: ChunkHeader, where: str) -> None:
         raise AuthenticationError(where, "seal id")
 
 
-def check_binding(context: SealContext, header: ChunkHeader, where: str) -> None:
+class Bound(Protocol):
+    """Whatever names one model and its shape: a :class:`SealContext`, or what a pack is of."""
+
+    @property
+    def identity_digest(self) -> bytes:
+        """32 bytes."""
+
+    @property
+    def layout_digest(self) -> bytes:
+        """32 bytes."""
+
+
+def check_binding(context: Bound, header: ChunkHeader, where: str) -> None:
     """Step 6, after the tag: an authentic chunk of another model is named as such.
 
     Raises:

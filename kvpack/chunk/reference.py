@@ -9,7 +9,7 @@ from typing import Final
 from kvpack import limits
 from kvpack.codes import Aead, ChunkClass, Codec, RoleOrder
 from kvpack.errors import FormatError, LayoutMismatchError, LimitError
-from kvpack.layout import LayerKind
+from kvpack.layout import CacheLayout, LayerKind
 from kvpack.snapshot import TileSpec
 
 ID_BYTES: Final = 32
@@ -28,6 +28,7 @@ OBJECT_BYTES_MAX: Final = HEADER_BYTES_MAX + limits.CHUNK_PLAINTEXT_BYTES_MAX + 
 PLAIN_BYTES_MAX: Final = limits.CHUNK_PLAINTEXT_BYTES_MAX
 
 _ROW_KINDS: Final = {ChunkClass.FULL: LayerKind.FULL, ChunkClass.SWA: LayerKind.SWA}
+_PAYLOADS: Final = (ChunkClass.DRAFT, ChunkClass.SAMPLER, ChunkClass.SESSION)
 _ROW_CLASSES: Final = {kind: chunk_class for chunk_class, kind in _ROW_KINDS.items()}
 
 
@@ -38,7 +39,7 @@ class ChunkReference:
     Attributes:
         chunk_class: What the plaintext is.
         layers: FULL and SWA: the layers whose rows it holds, ascending. DRAFT: layers of the draft
-            model, or none. Other classes: none.
+            model whose rows it holds, or none for a state. Other classes: none.
         first_position: Absolute position of the first row or token. For a state *at* a position
             (SAMPLER, SESSION), that position.
         token_count: Rows per layer or tokens; 0 for a state at a position.
@@ -49,7 +50,7 @@ class ChunkReference:
         epoch: Whose root sealed it. Ids compare within one epoch only.
         plain_bytes: Length of the plaintext.
         encoded_bytes: Length of what was encrypted: the ciphertext without its tag.
-        part: Which piece, where one payload needs several chunks (DRAFT, SAMPLER, SESSION).
+        part: Which piece, where one payload needs several chunks (SAMPLER, SESSION, draft state).
         first_used: In stores only: how many of a whole SWA block's first rows do not count.
         count_used: In stores only: how many rows count after those; 0 where all of them do.
 
@@ -103,7 +104,8 @@ class ChunkReference:
         else:
             self._check_without_layers()
         if self.part and not self.may_have_parts:
-            raise FormatError("chunk.part", f"0 for {self.chunk_class.value}", self.part)
+            what = "rows" if self.layers else self.chunk_class.value
+            raise FormatError("chunk.part", f"0 for {what}", self.part)
         if self.first_used or self.count_used:
             self._check_trim()
 
@@ -142,8 +144,8 @@ class ChunkReference:
 
     @property
     def may_have_parts(self) -> bool:
-        """Whether the payload of this class may need several chunks."""
-        return self.chunk_class in (ChunkClass.DRAFT, ChunkClass.SAMPLER, ChunkClass.SESSION)
+        """Whether it is a piece of a payload, which may need several chunks. Rows are none."""
+        return self.chunk_class in _PAYLOADS and not self.layers
 
     @property
     def has_rows(self) -> bool:
@@ -151,9 +153,14 @@ class ChunkReference:
         return self.chunk_class in _ROW_KINDS
 
     @property
+    def has_draft_rows(self) -> bool:
+        """Whether the plaintext is K/V rows of the draft model."""
+        return self.chunk_class is ChunkClass.DRAFT and bool(self.layers)
+
+    @property
     def role_order(self) -> RoleOrder:
-        """Which order of keys and values the class implies."""
-        return RoleOrder.KEYS_THEN_VALUES if self.has_rows else RoleOrder.OPAQUE
+        """Which order of keys and values the class implies: only rows have layers."""
+        return RoleOrder.KEYS_THEN_VALUES if self.layers else RoleOrder.OPAQUE
 
     @property
     def header_bytes(self) -> int:
@@ -193,14 +200,29 @@ class ChunkReference:
         return TileSpec(whole.kind, whole.layers, first, self.count_used)
 
     def tile_spec(self) -> TileSpec:
-        """Which rows a FULL or SWA chunk holds.
+        """Which rows of the target a FULL or SWA chunk holds.
 
         Raises:
-            FormatError: The class holds no rows.
+            FormatError: The class holds no rows of the target.
         """
         kind = _ROW_KINDS.get(self.chunk_class)
         if kind is None:
             raise FormatError("chunk.class", "full or swa", self.chunk_class.value)
+        return TileSpec(kind, self.layers, self.first_position, self.token_count)
+
+    def rows_of(self, layout: CacheLayout) -> TileSpec:
+        """Which rows it holds of the model with ``layout``: the target's, or the draft's for DRAFT.
+
+        Raises:
+            FormatError: The class holds no rows.
+            LayoutMismatchError: Its first layer is not in ``layout``.
+        """
+        if not self.has_draft_rows:
+            return self.tile_spec()
+        first = self.layers[0]
+        if first >= len(layout.layers):
+            raise LayoutMismatchError("tile.layers", f"< {len(layout.layers)}", first)
+        kind = layout.layers[first].kind
         return TileSpec(kind, self.layers, self.first_position, self.token_count)
 
 

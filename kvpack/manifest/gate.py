@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from kvpack import limits
 from kvpack.chunk.reference import ChunkReference
-from kvpack.codes import ChunkClass, ComponentKind
+from kvpack.codes import ChunkClass
 from kvpack.errors import FormatError, IdentityMismatchError, LayoutMismatchError
 from kvpack.header import Header
 from kvpack.layout import CacheLayout, LayerKind, Producer
-from kvpack.manifest.model import Manifest
+from kvpack.manifest.model import Component, DraftModel, Manifest
 from kvpack.snapshot import TileSpec, check_coverage, check_producer_encoding
+from kvpack.wire import identity_digest
 
 _STATES = (ChunkClass.SAMPLER, ChunkClass.SESSION)
 
@@ -34,13 +35,18 @@ def check_manifest(header: Header, manifest: Manifest, *, in_store: bool = False
         IdentityMismatchError: The target component is another model than the header's.
         LayoutMismatchError: Rows or token ids are missing, doubled, or of another size.
     """
-    limits.check_range("manifest.position", manifest.position, 0, header.layout.max_context_tokens)
-    check_producer_encoding(manifest.producer, header.layout.encoding)
+    draft = manifest.draft
+    layouts = [header.layout] if draft is None else [header.layout, draft.layout]
+    for layout in layouts:
+        limits.check_range("manifest.position", manifest.position, 0, layout.max_context_tokens)
+    for layout in layouts:
+        check_producer_encoding(manifest.producer, layout.encoding)
     _check_components(header, manifest)
-    _check_schedule(manifest)
+    _check_schedules(manifest)
     _check_ring_heads(header, manifest)
     _check_parent(manifest)
     specs: list[TileSpec] = []
+    draft_specs: list[TileSpec] = []
     for index, reference in enumerate(manifest.references):
         field = f"manifest.references[{index}]"
         if reference.is_trimmed and not in_store:
@@ -49,11 +55,23 @@ def check_manifest(header: Header, manifest: Manifest, *, in_store: bool = False
             raise FormatError(f"{field}.epoch", f"at most {header.epoch}", reference.epoch)
         if reference.has_rows:
             specs.append(_check_rows(header.layout, reference, field))
+        elif reference.has_draft_rows and draft is not None:
+            draft_specs.append(_check_rows(draft.layout, reference, field))
         else:
             _check_place(manifest, reference, field)
     _check_parts(manifest.references)
     _check_token_ids(manifest)
     check_coverage(header.layout, manifest.position, specs, manifest.cut)
+    if draft is not None:
+        _check_draft_coverage(draft.layout, manifest.position, draft_specs)
+
+
+def _check_draft_coverage(layout: CacheLayout, position: int, specs: list[TileSpec]) -> None:
+    # In a delta too all rows are there: they are few, and the parent may have had another draft.
+    try:
+        check_coverage(layout, position, specs)
+    except LayoutMismatchError as error:
+        raise LayoutMismatchError(f"draft.{error.field}", error.expected, error.found) from None
 
 
 def _check_components(header: Header, manifest: Manifest) -> None:
@@ -64,17 +82,35 @@ def _check_components(header: Header, manifest: Manifest) -> None:
             header.identity_digest.hex()[:16],
             found.hex()[:16],
         )
-    declared = manifest.components[-1].kind is ComponentKind.DRAFT
-    present = any(ref.chunk_class is ChunkClass.DRAFT for ref in manifest.references)
-    if declared != present:
-        words = {True: "a draft component", False: "no draft component"}
-        raise FormatError("manifest.components", words[present], words[declared])
+    if manifest.draft is not None:
+        _check_draft(header, manifest.components[-1], manifest.draft)
+    elif any(reference.chunk_class is ChunkClass.DRAFT for reference in manifest.references):
+        raise FormatError("manifest.components", "a draft component", "no draft component")
 
 
-def _check_schedule(manifest: Manifest) -> None:
-    computed = manifest.schedule.position
-    if computed != manifest.position and (computed or manifest.producer is Producer.ENGINE):
-        raise FormatError("manifest.schedule", f"calls of {manifest.position} tokens", computed)
+def _check_draft(header: Header, component: Component, draft: DraftModel) -> None:
+    """The draft is of the same tenant, and the session's token ids stand for its rows too."""
+    field = "manifest.components[1]"
+    digest = identity_digest(draft.identity)
+    if component.identity_digest != digest:
+        expected, found = digest.hex()[:16], component.identity_digest.hex()[:16]
+        raise FormatError(f"{field}.identity_digest", expected, found)
+    if draft.identity.tenant != header.tenant:
+        raise FormatError(f"{field}.draft.identity.tenant", header.tenant, draft.identity.tenant)
+    ours, theirs = header.identity.tokenizer_digest, draft.identity.tokenizer_digest
+    if ours != theirs:
+        name = f"{field}.draft.identity.tokenizer_digest"
+        raise IdentityMismatchError(name, ours.hex()[:16], theirs.hex()[:16])
+
+
+def _check_schedules(manifest: Manifest) -> None:
+    schedules = {"manifest.schedule": manifest.schedule}
+    if manifest.draft is not None:
+        schedules["manifest.components[1].draft.schedule"] = manifest.draft.schedule
+    for field, schedule in schedules.items():
+        computed = schedule.position
+        if computed != manifest.position and (computed or manifest.producer is Producer.ENGINE):
+            raise FormatError(field, f"calls of {manifest.position} tokens", computed)
 
 
 def _check_ring_heads(header: Header, manifest: Manifest) -> None:
@@ -97,8 +133,8 @@ def _check_parent(manifest: Manifest) -> None:
 
 
 def _check_rows(layout: CacheLayout, reference: ChunkReference, field: str) -> TileSpec:
-    """The rows that count of a FULL or SWA chunk, which must have the size of the shape."""
-    spec = reference.tile_spec()
+    """The rows that count of a chunk of rows, which must have the size of the shape."""
+    spec = reference.rows_of(layout)
     expected = spec.data_bytes(layout)
     if reference.plain_bytes != expected:
         raise LayoutMismatchError(f"{field}.plain_bytes", expected, reference.plain_bytes)

@@ -6,10 +6,18 @@ import functools
 
 from kvpack import codes
 from kvpack.chunk.reference import ChunkReference
-from kvpack.manifest.model import Component, ForeignRingHead, Manifest, ParentReference
+from kvpack.manifest.model import (
+    Component,
+    DraftModel,
+    ForeignRingHead,
+    Manifest,
+    ParentReference,
+)
 from kvpack.pb.v1 import manifest_pb2 as pb
 from kvpack.wire import rules
 from kvpack.wire.messages import (
+    identity_message,
+    identity_value,
     numerics_message,
     numerics_value,
     parse,
@@ -68,12 +76,30 @@ def decode_message(data: bytes) -> Manifest:
 
 def _component_message(component: Component) -> pb.Component:
     kind = codes.COMPONENT_KINDS.code(component.kind)
-    return pb.Component(kind=kind, identity_digest=component.identity_digest)
+    message = pb.Component(kind=kind, identity_digest=component.identity_digest)
+    if component.draft is not None:
+        message.draft.CopyFrom(
+            pb.DraftModel(
+                identity=identity_message(component.draft.identity),
+                numerics=numerics_message(component.draft.numerics),
+                schedule=schedule_message(component.draft.schedule),
+            )
+        )
+    return message
 
 
 def _component_value(message: pb.Component) -> Component:
     kind = codes.COMPONENT_KINDS.member(message.kind, "manifest.components.kind")
-    return Component(kind, message.identity_digest)
+    draft = _draft_value(message.draft) if message.HasField("draft") else None
+    return Component(kind, message.identity_digest, draft)
+
+
+def _draft_value(message: pb.DraftModel) -> DraftModel:
+    return DraftModel(
+        identity=identity_value(message.identity),
+        numerics=numerics_value(message.numerics),
+        schedule=schedule_value(message.schedule),
+    )
 
 
 def _parent_message(parent: ParentReference) -> pb.ParentReference:

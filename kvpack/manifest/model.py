@@ -8,8 +8,29 @@ from kvpack import limits
 from kvpack.chunk.reference import ChunkReference, check_ids
 from kvpack.codes import ComponentKind, WindowRule
 from kvpack.errors import FormatError
-from kvpack.identity import CallSchedule, NumericsFingerprint
-from kvpack.layout import Producer
+from kvpack.identity import CallSchedule, Identity, NumericsFingerprint
+from kvpack.layout import CacheLayout, Producer
+from kvpack.wire import identity_digest
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """What header and manifest say about the target, said about its draft model.
+
+    Attributes:
+        identity: Which model, in which shape.
+        numerics: What decided the bits of its rows.
+        schedule: In which calls they were computed.
+    """
+
+    identity: Identity
+    numerics: NumericsFingerprint
+    schedule: CallSchedule
+
+    @property
+    def layout(self) -> CacheLayout:
+        """The shape of its rows."""
+        return self.identity.layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,19 +38,31 @@ class Component:
     """One model's state in the pack.
 
     Attributes:
-        kind: The target model, whose rows are FULL and SWA chunks, or its draft model, whose state
-            is DRAFT chunks.
+        kind: The target model, whose rows are FULL and SWA chunks, or its draft model, whose rows
+            and state are DRAFT chunks.
         identity_digest: 32 bytes: whose state. The target's is the header's identity.
+        draft: The draft model; None for the target, which the header describes.
 
     Raises:
         LimitError: The digest is not 32 bytes.
+        FormatError: A target with a draft model, or a draft without.
     """
 
     kind: ComponentKind
     identity_digest: bytes
+    draft: DraftModel | None = None
 
     def __post_init__(self) -> None:
         check_ids(component_identity_digest=self.identity_digest)
+        if (self.draft is not None) != (self.kind is ComponentKind.DRAFT):
+            words = {True: "a draft model", False: "no draft model"}
+            expected = words[self.draft is None]
+            raise FormatError("component.draft", f"{expected}: {self.kind.value}", "the other")
+
+    @classmethod
+    def of_draft(cls, draft: DraftModel) -> Component:
+        """The component of ``draft``."""
+        return cls(ComponentKind.DRAFT, identity_digest(draft.identity), draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +159,11 @@ class Manifest:
     def cut(self) -> int:
         """First position that this pack itself holds: 0, or the parent's cut."""
         return 0 if self.parent is None else self.parent.position
+
+    @property
+    def draft(self) -> DraftModel | None:
+        """The draft model whose rows the pack holds too, or None."""
+        return self.components[-1].draft
 
 
 def _check_unique(references: tuple[ChunkReference, ...]) -> None:

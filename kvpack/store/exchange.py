@@ -26,9 +26,8 @@ from kvpack.chunk import (
     tile_of,
 )
 from kvpack.errors import IncompleteError, LayoutMismatchError
-from kvpack.header import Header
 from kvpack.keys import Keyring
-from kvpack.manifest import manifest_id, seal_manifest
+from kvpack.manifest import Bindings, manifest_id, seal_manifest
 from kvpack.store.delta import WholeCut, flatten, open_parent
 from kvpack.store.interface import ObjectStore
 from kvpack.store.names import HoldKind
@@ -101,7 +100,8 @@ def import_bundle(
         writer.rely(whole.kept)
         writer.add(whole.sealed)
         deep = trust is Trust.RECOMPUTE
-        writer.add(_checked(keyring, header, bundle.objects(), deep=deep))
+        bindings = bundle.index.bindings
+        writer.add(_checked(keyring, header.tenant, bindings, bundle.objects(), deep=deep))
         return writer.publish_sealed(blob, lineage, kind, indexed_ids)
 
 
@@ -121,12 +121,12 @@ def _whole_cut(store: ObjectStore, keyring: Keyring, index: BundleIndex) -> tupl
 
 
 def _checked(
-    keyring: Keyring, header: Header, objects: Iterable[bytes], *, deep: bool
+    keyring: Keyring, tenant: str, bindings: Bindings, objects: Iterable[bytes], *, deep: bool
 ) -> Iterator[bytes]:
     """The objects, each after its tag and, where ``deep``, its content id were checked."""
     for number, data in enumerate(objects):
-        key = keyring.get(header.tenant, parse_chunk(data).epoch)
-        context = SealContext(key, header.identity_digest, header.layout_digest)
+        reference = parse_chunk(data)
+        context = bindings.require(reference).context(keyring.get(tenant, reference.epoch))
         opened = open_chunk(context, data, f"chunks[{number}]")
         if deep:
             check_content_id(context, opened, f"chunks[{number}]")

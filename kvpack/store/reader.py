@@ -9,7 +9,6 @@ from kvpack.chunk import (
     ChunkClass,
     ChunkReference,
     OpenedChunk,
-    SealContext,
     check_content_id,
     open_chunk,
     tile_of,
@@ -18,6 +17,7 @@ from kvpack.chunk.reference import TOKEN_ID_BYTES
 from kvpack.errors import AuthenticationError
 from kvpack.keys import Keyring
 from kvpack.layout import CacheLayout
+from kvpack.manifest import Bindings
 from kvpack.snapshot import SessionCacheSnapshot, Tile, TileSpec
 from kvpack.store.cut import StoredCut, open_cut
 from kvpack.store.errors import NotStoredError
@@ -46,6 +46,7 @@ class CutReader:
 
     def __init__(self, store: ObjectStore, keyring: Keyring, cut_id: bytes) -> None:
         self.cut: StoredCut = open_cut(keyring, store.get(cut_name(cut_id)), cut_id)
+        self._bindings = Bindings.of(self.cut.header, self.cut.manifest)
         self._store = store
         self._keyring = keyring
 
@@ -80,9 +81,8 @@ class CutReader:
         self, reference: ChunkReference, data: bytes, *, deep: bool = False
     ) -> OpenedChunk:
         """The same for an object that was read already."""
-        header = self.cut.header
-        key = self._keyring.get(header.tenant, reference.epoch)
-        context = SealContext(key, header.identity_digest, header.layout_digest, reference.aead)
+        key = self._keyring.get(self.cut.header.tenant, reference.epoch)
+        context = self._bindings.require(reference).context(key)
         where = f"chunk {reference.seal_id.hex()[:16]}"
         opened = open_chunk(context, data, where)
         if opened.reference != reference.untrimmed():

@@ -48,7 +48,12 @@ def layout_digest(layout: CacheLayout) -> bytes:
 
 def encode_identity(identity: Identity) -> bytes:
     """The canonical bytes of ``identity``, its tenant and layout included."""
-    message = pb.Identity(
+    return serialize(identity_message(identity))
+
+
+def identity_message(identity: Identity) -> pb.Identity:
+    """``identity`` as a message."""
+    return pb.Identity(
         tenant=identity.tenant,
         weights_digest=identity.weights_digest,
         quantisation=identity.quantisation,
@@ -59,7 +64,6 @@ def encode_identity(identity: Identity) -> bytes:
         layout=_layout_message(identity.layout),
         constants=[pb.Constant(name=name, bits=bits) for name, bits in identity.constants],
     )
-    return serialize(message)
 
 
 def decode_identity(data: bytes) -> Identity:
@@ -69,7 +73,15 @@ def decode_identity(data: bytes) -> Identity:
         FormatError: The bytes are not the canonical encoding of an identity.
         LimitError: A field is outside its cap.
     """
-    message = parse(pb.Identity(), rules.IDENTITY, data, "identity")
+    return identity_value(parse(pb.Identity(), rules.IDENTITY, data, "identity"))
+
+
+def identity_value(message: pb.Identity) -> Identity:
+    """The identity that a scanned ``message`` stands for.
+
+    Raises:
+        FormatError: Fields contradict each other. LimitError: a field is outside its cap.
+    """
     return Identity(
         tenant=message.tenant,
         weights_digest=message.weights_digest,

@@ -123,7 +123,19 @@ REFERENCE: Final = _message(
     _uint("count_used", limits.GRID_TOKENS - 1),
 )
 
-COMPONENT: Final = _message(64, _choice("kind", codes.COMPONENT_KINDS), _digest("identity_digest"))
+DRAFT_MODEL: Final = _message(
+    limits.MANIFEST_BYTES_MAX,
+    _one("identity", IDENTITY, required=True),
+    _one("numerics", NUMERICS, required=True),
+    _one("schedule", SCHEDULE, required=True),
+)
+
+COMPONENT: Final = _message(
+    limits.MANIFEST_BYTES_MAX,
+    _choice("kind", codes.COMPONENT_KINDS),
+    _digest("identity_digest"),
+    _one("draft", DRAFT_MODEL),
+)
 
 PARENT: Final = _message(
     64,

@@ -8,12 +8,20 @@ from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
-from kvpack.bundle import BundleReader, Depth, ForwardReader, Header, write_snapshot
+from kvpack.bundle import (
+    BundleReader,
+    Depth,
+    DraftSnapshot,
+    ForwardReader,
+    Header,
+    write_snapshot,
+)
 from kvpack.chunk import ChunkClass, Codec, SealContext, SealedChunk, seal_component
 from kvpack.errors import KvpackError
 from kvpack.identity import CallRun, CallSchedule, Identity, NumericsFingerprint
 from kvpack.keys import EpochKey, Keyring
 from kvpack.layout import CacheLayout, Encoding, LayerKind, LayerLayout, Producer, RopeLayout
+from kvpack.manifest import DraftModel
 from kvpack.snapshot import SessionCacheSnapshot, Tile, TileSpec, cut_tile_specs
 
 KEY = EpochKey("acme", 1, bytes(range(32)))
@@ -35,7 +43,24 @@ IDENTITY = Identity(
 )
 HEADER = Header.of(IDENTITY, 1)
 NUMERICS = NumericsFingerprint((("backend", "cpu"), ("mlx", "0.32.4")))
+#: A draft of another shape, with the target's tokenizer: the token ids are those of both.
+DRAFT_LAYOUT = CacheLayout((FULL, SWA), Encoding.F16LE, 4096)
+DRAFT_IDENTITY = replace(IDENTITY, weights_digest=bytes([9]) * 32, layout=DRAFT_LAYOUT)
 CONTEXT = SealContext(KEY, HEADER.identity_digest, HEADER.layout_digest)
+
+
+def draft_model(position: int, identity: Identity = DRAFT_IDENTITY) -> DraftModel:
+    """The draft as a manifest describes it, its rows computed in one call."""
+    calls = CallSchedule((CallRun(position, 1),) if position else ())
+    return DraftModel(identity, NumericsFingerprint((("backend", "cpu"),)), calls)
+
+
+DRAFT_MODEL = draft_model(9)
+
+
+def draft_snapshot(position: int = 9, identity: Identity = DRAFT_IDENTITY) -> DraftSnapshot:
+    """A draft's state after ``position`` tokens."""
+    return DraftSnapshot(draft_model(position, identity), snapshot(position, identity.layout))
 
 
 def rows(spec: TileSpec, layout: CacheLayout = LAYOUT, seed: bytes = b"") -> Tile:
@@ -75,12 +100,13 @@ def pack(
     layout: CacheLayout = LAYOUT,
     components: tuple[SealedChunk, ...] = (),
     codec: Codec = Codec.RAW,
+    draft: DraftSnapshot | None = None,
 ) -> bytes:
     """A whole bundle."""
     sink = io.BytesIO()
     write_snapshot(
         sink, KEY, header_for(layout), snapshot(position, layout), NUMERICS, schedule(position),
-        components=components, codec=codec,
+        components=components, codec=codec, draft=draft,
     )  # fmt: skip
     return sink.getvalue()
 

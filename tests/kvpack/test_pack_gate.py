@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from pack_kit import (
     CONTEXT,
+    DRAFT_MODEL,
     FULL,
     HEADER,
     IDENTITY,
@@ -60,7 +61,7 @@ from kvpack.snapshot import TileSpec
 
 HEADER_BYTES = encode_header(HEADER)
 TARGET = Component(ComponentKind.TARGET, HEADER.identity_digest)
-DRAFT = Component(ComponentKind.DRAFT, bytes([7]) * 32)
+DRAFT = Component.of_draft(DRAFT_MODEL)
 
 
 def _chunks(position: int = 9) -> list[SealedChunk]:
@@ -165,7 +166,8 @@ CASES: dict[str, tuple[Callable[[Manifest], Manifest], type[KvpackError], str]] 
         lambda m: replace(m, components=(Component(ComponentKind.TARGET, bytes(32)),)),
         IdentityMismatchError, r"components\[0\]\.identity_digest"),
     "a draft without its state": (
-        lambda m: replace(m, components=(TARGET, DRAFT)), FormatError, "components"),
+        lambda m: replace(m, components=(TARGET, DRAFT)), LayoutMismatchError,
+        r"draft\.layers\[0\]\.rows: expected 9, found 0"),
     "a draft's state without the draft": (
         lambda m: _add(m, seal_component(CONTEXT, ChunkClass.DRAFT, 9, 0, b"\x01d")),
         FormatError, "components"),

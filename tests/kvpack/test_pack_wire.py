@@ -13,10 +13,11 @@ from kvpack import limits, wire
 from kvpack.errors import FormatError, KvpackError, LimitError
 from kvpack.identity import CallRun, CallSchedule, Identity, NumericsFingerprint
 from kvpack.layout import CacheLayout, Encoding, LayerKind, LayerLayout, RopeLayout
+from kvpack.printable import is_printable
 from kvpack.wire import rules
 from kvpack.wire.scan import scan
 
-_NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=12)
+_NAMES = st.text(min_size=1, max_size=12).filter(is_printable)
 _BITS = st.integers(0, (1 << 64) - 1)
 _DIGESTS = st.binary(min_size=32, max_size=32)
 

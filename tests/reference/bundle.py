@@ -22,13 +22,13 @@ from tests.reference.chunk import (
     parse_header,
 )
 from tests.reference.keys import Roots, subkey
+from tests.reference.ranges import DRAFT
 from tests.reference.scan import parse, text
-from tests.reference.schemas import EPOCH, IDENTITY, LAYOUT, MANIFEST
+from tests.reference.schemas import EPOCH, IDENTITY, MANIFEST
 from tests.reference.verdict import Refused, cap, need
 
 FOOTER = 72
 _MANIFEST = 16_777_216
-_TAIL = _MANIFEST + 12 + 32 + 96 + FOOTER
 _MAGIC = bytes.fromhex("894B56500D0A1A0A")
 
 
@@ -65,8 +65,8 @@ class Index:
 
     header: Header
     manifest: dict[str, Any]
-    identity_digest: bytes
-    layout_digest: bytes
+    target: tuple[bytes, bytes]
+    draft: tuple[bytes, bytes] | None
 
     def compare(self, chunk: Chunk, number: int, reason: str = "not_authentic") -> None:
         """A chunk against its reference.
@@ -84,10 +84,11 @@ class Index:
         Raises:
             Refused: ``layout_mismatch`` or ``identity_mismatch``.
         """
-        same = chunk.layout_digest == self.layout_digest
-        need(same, "chunk.7", "layout", "layout_mismatch")
-        same = chunk.identity_digest == self.identity_digest
-        need(same, "chunk.7", "identity", "identity_mismatch")
+        model = self.draft if chunk.fields["chunk_class"] == DRAFT else self.target
+        if model is None:
+            raise Refused("malformed", "chunk.7", "a draft chunk without a draft")
+        need(chunk.layout_digest == model[1], "chunk.7", "layout", "layout_mismatch")
+        need(chunk.identity_digest == model[0], "chunk.7", "identity", "identity_mismatch")
 
     def finish(self) -> None:
         """The last word on a pack without a fault.
@@ -164,8 +165,10 @@ def read_index(roots: Roots | None, header: Header, footer: Footer, tail: bytes)
     manifest = parse(MANIFEST, blob[12:-32], "manifest.scan")
     identity = parse(IDENTITY, header.identity, "identity.scan")
     need(identity["tenant"] == header.tenant, "identity.scan", "another tenant")
-    index = Index(header, manifest, *_digests(header.identity))
-    gate.check(manifest, identity["layout"], index.identity_digest, header.epoch)
+    models = [_model(identity)]
+    models += [_model(c["draft"]["identity"]) for c in manifest["components"] if c["draft"]]
+    index = Index(header, manifest, models[0], models[1] if len(models) > 1 else None)
+    gate.check(manifest, identity, [digest for digest, _ in models], header.epoch)
     references = manifest["references"]
     need(len(references) == footer.chunk_count, "sums", "chunk count")
     sizes = sum(_object_bytes(reference) for reference in references)
@@ -191,24 +194,11 @@ def split_tail(header: Header, footer: Footer, tail: bytes) -> tuple[bytes, byte
     return blob, tail[footer.manifest_bytes : -FOOTER]
 
 
-def _digests(identity: bytes) -> tuple[bytes, bytes]:
-    """Digests of an identity that was scanned, and of the layout inside it: field 8."""
-    at, layout = 0, b""
-    while at < len(identity):
-        number, at = identity[at] >> 3, at + 1
-        size, shift = 0, 0
-        while True:
-            size |= (identity[at] & 127) << shift
-            shift, at = shift + 7, at + 1
-            if identity[at - 1] < 128:
-                break
-        if number == 8:
-            layout = identity[at : at + size]
-        at += size
-    parse(LAYOUT, layout, "identity.scan")
+def _model(identity: dict[str, Any]) -> tuple[bytes, bytes]:
+    """The digests of an identity and of the layout inside it, as headers of chunks carry them."""
     return (
-        blake3(b"kvpack/v1/identity\0" + identity).digest(),
-        blake3(b"kvpack/v1/layout\0" + layout).digest(),
+        blake3(b"kvpack/v1/identity\0" + identity["raw"]).digest(),
+        blake3(b"kvpack/v1/layout\0" + identity["layout"]["raw"]).digest(),
     )
 
 
@@ -228,34 +218,77 @@ def open_from_footer(data: bytes, roots: Roots) -> tuple[Index, Iterator[bytes]]
     footer = parse_footer(data[-FOOTER:], len(data))
     need(footer.header_bytes == len(header.raw), "tail", "header bytes")
     index = read_index(roots, header, footer, data[len(data) - footer.tail_bytes :])
-    return index, _plaintexts(data[: len(data) - footer.tail_bytes], index, roots)
+    return index, _plaintexts(data, index, roots, len(data) - footer.tail_bytes)
 
 
-def _plaintexts(data: bytes, index: Index, roots: Roots) -> Iterator[bytes]:
+def _plaintexts(data: bytes, index: Index, roots: Roots, end: int) -> Iterator[bytes]:
     cursor = Cursor(data, len(index.header.raw))
     for number in range(len(index.manifest["references"])):
-        chunk, plaintext = _object(cursor.read, index.header.tenant, roots)
+        start = cursor.at
+        chunk = _read_header(cursor.read(4), cursor.read, index.header.tenant, roots)
+        need(start + chunk.object_bytes <= end, "chunk.4", "it passes the manifest's beginning")
+        plaintext = _open(chunk, cursor.read, index.header.tenant, roots)
         index.compare(chunk, number)
         index.belongs(chunk)
         yield plaintext
-    need(cursor.at == len(data), "sums", "objects end elsewhere")
+    need(cursor.at == end, "sums", "objects end elsewhere")
 
 
-def _object(read: Callable[[int], bytes], tenant: str, roots: Roots) -> tuple[Chunk, bytes]:
-    return _rest_of_object(read(4), read, tenant, roots)
-
-
-def _rest_of_object(
-    magic: bytes, read: Callable[[int], bytes], tenant: str, roots: Roots, deep: bool = False
-) -> tuple[Chunk, bytes]:
+def _read_header(magic: bytes, read: Callable[[int], bytes], tenant: str, roots: Roots) -> Chunk:
+    """5.4, steps 1 to 3."""
     fixed = magic + read(FIXED - 4)
-    more = header_bytes(fixed) - FIXED if len(fixed) == FIXED else 0
+    more = header_bytes(fixed) - FIXED if fixed[:4] == b"KVPC" and len(fixed) == FIXED else 0
     chunk = parse_header(fixed + read(more))
     check_seal_id(roots, tenant, chunk)
-    plaintext = open_object(roots, tenant, chunk, read(chunk.fields["encoded_bytes"] + TAG))
-    if deep:
-        check_content_id(roots, tenant, chunk, plaintext)
-    return chunk, plaintext
+    return chunk
+
+
+def _open(chunk: Chunk, read: Callable[[int], bytes], tenant: str, roots: Roots) -> bytes:
+    """5.4, steps 4 to 6."""
+    return open_object(roots, tenant, chunk, read(chunk.fields["encoded_bytes"] + TAG))
+
+
+class _Forwards:
+    """Reads objects until the manifest, or the first that is not good: ``fault``."""
+
+    def __init__(self, stream: BinaryIO, header: Header, roots: Roots, deep: bool) -> None:
+        self.chunks: list[Chunk] = []
+        self.at = len(header.raw)  # where the object that is read now begins
+        self.end = 0  # where it ends, if it says so itself
+        self.fault: Refused | None = None
+        self.recent = b""  # what was read since
+        self._stream = stream
+        try:
+            while self._next(header.tenant, roots, deep):
+                cap(len(self.chunks), 65_536, "chunk.1", "chunks")
+        except Refused as refused:
+            self.fault = refused
+
+    def _read(self, count: int) -> bytes:
+        found = self._stream.read(count)
+        self.recent += found
+        return found
+
+    def _next(self, tenant: str, roots: Roots, deep: bool) -> bool:
+        self.recent, self.end = b"", 0
+        magic = self._read(4)
+        if magic == b"KVPM":
+            return False
+        chunk = _read_header(magic, self._read, tenant, roots)
+        self.end = self.at + chunk.object_bytes
+        plaintext = _open(chunk, self._read, tenant, roots)
+        if deep:
+            check_content_id(roots, tenant, chunk, plaintext)
+        self.chunks.append(chunk)
+        self.at = self.end
+        return True
+
+    def finish(self, manifest_begins: int) -> None:
+        """What stands after the good objects, now that the tail is known to be good."""
+        need(self.end <= manifest_begins, "chunk.4", "it passes the manifest's beginning")
+        if self.fault is not None:
+            raise self.fault
+        need(self.at == manifest_begins, "chunk.1", "no chunk begins here")
 
 
 def verify_forwards(stream: BinaryIO, roots: Roots, deep: bool = False) -> Index:
@@ -266,22 +299,18 @@ def verify_forwards(stream: BinaryIO, roots: Roots, deep: bool = False) -> Index
     """
     header = read_header(stream.read)
     subkey(roots, header.tenant, header.epoch, "footer")
-    chunks, counted = [], 0
-    while (magic := stream.read(4)) == b"KVPC":
-        chunk, _ = _rest_of_object(magic, stream.read, header.tenant, roots, deep)
-        counted += chunk.object_bytes
-        chunks.append(chunk)
-        cap(len(chunks), 65_536, "chunk.1", "chunks")
-    need(magic == b"KVPM", "tail", "neither a chunk nor a manifest")
-    tail = magic + stream.read(_TAIL - 3)
-    cap(len(tail), _TAIL, "tail", "bytes of the tail")
-    footer = parse_footer(tail[-FOOTER:], len(header.raw) + counted + len(tail))
-    need(footer.chunks_bytes == counted, "tail", "chunks bytes")
-    index = read_index(roots, header, footer, tail)
-    need(len(chunks) == footer.chunk_count, "sums", "chunk count")
-    for number, chunk in enumerate(chunks):
+    objects = _Forwards(stream, header, roots, deep)
+    rest = objects.recent + stream.read()
+    total = objects.at + len(rest)
+    cap(total, 2**40, "footer", "bytes of the stream")
+    footer = parse_footer(rest[-FOOTER:], total)
+    need(footer.tail_bytes <= len(rest), "tail", "the manifest began before")
+    index = read_index(roots, header, footer, rest[len(rest) - footer.tail_bytes :])
+    for number, chunk in enumerate(objects.chunks):
+        need(number < footer.chunk_count, "sums", "chunk count")
         index.compare(chunk, number)
         index.belongs(chunk)
+    objects.finish(total - footer.tail_bytes)
     return index
 
 

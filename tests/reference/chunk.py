@@ -88,8 +88,8 @@ def _check(fields: dict[str, Any], role_order: int) -> None:
     cap(fields["encoded_bytes"], 4_194_304, _PARSE, "encoded bytes")
     need(fields["plain_bytes"] > 0, _PARSE, "no plaintext")
     cap(fields["part"], 254, _PARSE, "part")
-    need(role_order == (1 if fields["chunk_class"] <= 2 else 2), _PARSE, "role order")
     check_range(fields, _PARSE)
+    need(role_order == (1 if fields["layers"] else 2), _PARSE, "role order")
 
 
 def check_seal_id(roots: Roots, tenant: str, chunk: Chunk) -> None:

@@ -12,8 +12,8 @@ Values = dict[str, Any]
 _ENGINE, _ORACLE, _MLX_LM = 1, 2, 4
 
 
-def check(manifest: Values, layout: Values, identity_digest: bytes, epoch: int) -> None:
-    """All steps, in order.
+def check(manifest: Values, identity: Values, digests: list[bytes], epoch: int) -> None:
+    """All steps, in order; ``digests`` are those of the target's and the draft's identity.
 
     Raises:
         Refused: The first that does not hold.
@@ -22,26 +22,28 @@ def check(manifest: Values, layout: Values, identity_digest: bytes, epoch: int) 
     _distinct(references)
     kinds = [item["kind"] for item in manifest["components"]]
     need(kinds in ([1], [1, 2]), "gate.2", "components")
-    need(position <= layout["max_context_tokens"], "gate.3", "position")
-    need(
-        manifest["producer"] != _ORACLE or layout["encoding"] == 3,
-        "gate.4",
-        "oracle",
-        "layout_mismatch",
-    )
-    _components(manifest, identity_digest)
-    total = schedule_position(manifest["schedule"])
-    unknown = total == 0 and manifest["producer"] != _ENGINE
-    need(total == position or unknown, "gate.6", "schedule")
+    layout, drafts = identity["layout"], [c["draft"] for c in manifest["components"] if c["draft"]]
+    layouts = [layout, *(draft["identity"]["layout"] for draft in drafts)]
+    for one in layouts:
+        need(position <= one["max_context_tokens"], "gate.3", "position")
+    half = any(one["encoding"] != 3 for one in layouts)
+    need(manifest["producer"] != _ORACLE or not half, "gate.4", "oracle", "layout_mismatch")
+    _components(manifest, identity, digests)
+    for item in (manifest, *drafts):
+        total = schedule_position(item["schedule"])
+        unknown = total == 0 and manifest["producer"] != _ENGINE
+        need(total == position or unknown, "gate.6", "schedule")
     first = _first_position(manifest)
     _ring_heads(manifest, layout)
     parent = manifest["parent"]
     need(parent is None or first < position, "gate.8", "parent")
     for reference in references:
-        _reference(reference, layout, position, epoch)
+        _reference(reference, layouts, position, epoch)
     _parts(references)
     _token_ids(references, first, position)
-    _coverage(references, layout, first, position)
+    _coverage([r for r in references if r["chunk_class"] in (FULL, SWA)], layout, first, position)
+    if drafts:
+        _coverage([r for r in references if r["chunk_class"] == DRAFT], layouts[1], 0, position)
 
 
 def _first_position(manifest: Values) -> int:
@@ -58,12 +60,18 @@ def _distinct(references: list[Values]) -> None:
     need(len(seals) == len(names), "gate.1", "two references of one seal id")
 
 
-def _components(manifest: Values, identity_digest: bytes) -> None:
-    components = manifest["components"]
-    same = components[0]["identity_digest"] == identity_digest
+def _components(manifest: Values, identity: Values, digests: list[bytes]) -> None:
+    target, *others = manifest["components"]
+    same = target["identity_digest"] == digests[0]
     need(same, "gate.5", "the target is another model", "identity_mismatch")
+    for component in others:
+        draft = component["draft"]["identity"]
+        need(component["identity_digest"] == digests[1], "gate.5", "not the draft's digest")
+        need(draft["tenant"] == identity["tenant"], "gate.5", "a draft of another tenant")
+        same = draft["tokenizer_digest"] == identity["tokenizer_digest"]
+        need(same, "gate.5", "a draft of other tokens", "identity_mismatch")
     drafts = any(r["chunk_class"] == DRAFT for r in manifest["references"])
-    need(drafts == (len(components) == 2), "gate.5", "draft")
+    need(bool(others) or not drafts, "gate.5", "draft chunks of no draft")
 
 
 def _ring_heads(manifest: Values, layout: Values) -> None:
@@ -80,21 +88,25 @@ def _ring_heads(manifest: Values, layout: Values) -> None:
         need(head["head"] < held, "gate.7", "ring head beyond the rows", "layout_mismatch")
 
 
-def _reference(reference: Values, layout: Values, position: int, epoch: int) -> None:
+def _reference(reference: Values, layouts: list[Values], position: int, epoch: int) -> None:
     trimmed = reference["first_used"] or reference["count_used"]
     need(not trimmed, "gate.9", "a trimmed reference")
     need(reference["epoch"] <= epoch, "gate.9", "epoch")
     kind, first = reference["chunk_class"], reference["first_position"]
     if kind in (FULL, SWA):
-        _rows(reference, layout)
+        _rows(reference, layouts[0], 2 if kind == FULL else 1)
+    elif reference["layers"]:
+        known = reference["layers"][0] < len(layouts[1]["layers"])
+        need(known, "gate.9", "no such layer of the draft", "layout_mismatch")
+        _rows(reference, layouts[1], layouts[1]["layers"][reference["layers"][0]]["kind"])
     if kind == FINAL_LOGITS:
         need(first + 1 == position, "gate.9", "logits of another position")
     if kind in (SAMPLER, SESSION) or (kind == DRAFT and not reference["layers"]):
         need(first == position, "gate.9", "a state of another position")
 
 
-def _rows(reference: Values, layout: Values) -> None:
-    expected, row = (2 if reference["chunk_class"] == FULL else 1), 0
+def _rows(reference: Values, layout: Values, expected: int) -> None:
+    row = 0
     for index in reference["layers"]:
         good = index < len(layout["layers"]) and layout["layers"][index]["kind"] == expected
         need(good, "gate.9", f"layer {index}", "layout_mismatch")
@@ -130,10 +142,8 @@ def _token_ids(references: list[Values], first: int, position: int) -> None:
 def _coverage(references: list[Values], layout: Values, first: int, position: int) -> None:
     ranges: list[list[tuple[int, int]]] = [[] for _ in layout["layers"]]
     for r in references:
-        if r["chunk_class"] in (FULL, SWA):
-            for index in r["layers"]:
-                begin = r["first_position"]
-                ranges[index].append((begin, begin + r["token_count"]))
+        for index in r["layers"]:
+            ranges[index].append((r["first_position"], r["first_position"] + r["token_count"]))
     for layer, found in zip(layout["layers"], ranges, strict=True):
         window = layer["window_tokens"] or position
         at = max(first, position - window, 0)

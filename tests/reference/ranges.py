@@ -23,7 +23,8 @@ def check_range(chunk: dict[str, Any], stage: str) -> None:
     ascending = all(a < b for a, b in itertools.pairwise(layers))
     need(ascending, stage, "layers do not ascend")
     cap(layers[-1] if layers else 0, 511, stage, "layer")
-    need(chunk["part"] == 0 or kind in (SAMPLER, DRAFT, SESSION), stage, "a part of no payload")
+    payload = kind in (SAMPLER, DRAFT, SESSION) and not rows
+    need(chunk["part"] == 0 or payload, stage, "a part of no payload")
     _check_tokens(kind, rows, chunk["first_position"], chunk["token_count"], stage)
     _check_sizes(chunk, stage)
 

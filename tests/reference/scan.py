@@ -65,11 +65,13 @@ def varint(data: bytes, at: int, stage: str) -> tuple[int, int]:
 def parse(schema: Schema, data: bytes, stage: str) -> dict[str, Any]:
     """Scan ``data`` and return its values; a missing number is 0, a missing message None.
 
+    ``raw`` is ``data`` itself: digests are over the bytes as they stand.
+
     Raises:
         Refused: A rule of section 3 does not hold.
     """
     cap(len(data), schema.most_bytes, stage, f"bytes of {schema.name}")
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"raw": data}
     at, last = 0, 0
     while at < len(data):
         tag, at = varint(data, at, stage)

@@ -59,6 +59,10 @@ def _parent(value: Values, stage: str) -> None:
     need(value["position"] % 256 == 0, stage, "the parent is no cut of the grid")
 
 
+def _component(value: Values, stage: str) -> None:
+    need((value["kind"] == 2) == (value["draft"] is not None), stage, "a draft model")
+
+
 def _reference(value: Values, stage: str) -> None:
     need(value["plain_bytes"] > 0, stage, "plain_bytes")
     check_range(value, stage)
@@ -131,9 +135,22 @@ _RUN = Schema(
     check=_run,
 )
 _SCHEDULE = Schema("CallSchedule", {1: Field("runs", MESSAGE, repeated=65_536, schema=_RUN)})
+_DRAFT_MODEL = Schema(
+    "DraftModel",
+    {
+        1: Field("identity", MESSAGE, True, schema=IDENTITY),
+        2: Field("numerics", MESSAGE, True, schema=_NUMERICS),
+        3: Field("schedule", MESSAGE, True, schema=_SCHEDULE),
+    },
+)
 _COMPONENT = Schema(
     "Component",
-    {1: Field("kind", NUMBER, True, codes=2), 2: Field("identity_digest", DIGEST, True)},
+    {
+        1: Field("kind", NUMBER, True, codes=2),
+        2: Field("identity_digest", DIGEST, True),
+        3: Field("draft", MESSAGE, schema=_DRAFT_MODEL),
+    },
+    check=_component,
 )
 _PARENT = Schema(
     "ParentReference",

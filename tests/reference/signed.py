@@ -38,6 +38,8 @@ def verify_signed(data: bytes, signer: bytes) -> Index:
     index = read_index(None, header, footer, tail)
     for number, chunk in enumerate(chunks):
         index.compare(chunk, number, "malformed")
+    for chunk in chunks:
+        index.belongs(chunk)
     return index
 
 

@@ -97,7 +97,8 @@ def _seal(chunk: Chunk, identity: bytes, layout: bytes) -> Sealed:
         encoded = frame(chunk.plain) if chunk.codec == 2 else chunk.plain
     plain_bytes = len(chunk.plain) if chunk.plain_bytes is None else chunk.plain_bytes
     encoded_bytes = len(encoded) if chunk.encoded_bytes is None else chunk.encoded_bytes
-    role = (1 if chunk.kind <= 2 else 2) if chunk.role is None else chunk.role
+    rows = chunk.kind <= 2 or (chunk.kind == 6 and chunk.layers)
+    role = (1 if rows else 2) if chunk.role is None else chunk.role
     layers = b"".join(map(u16, chunk.layers))
     content = chunk.content or _content_id(chunk, identity, layout, role, plain_bytes)
     digest = b""

@@ -13,10 +13,7 @@ from tests.vector_kit.packs import SIGNER, Pack
 
 @dataclass(frozen=True)
 class Vector:
-    """``expect`` is ``ok``, or a reason and the stage that finds it.
-
-    Where forwards another step comes first, ", forwards REASON STAGE" follows.
-    """
+    """``expect`` is ``ok``, or a reason and the stage that finds it, in both read orders."""
 
     name: str
     expect: str

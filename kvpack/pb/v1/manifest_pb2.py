@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvpack.pb.v1 import identity_pb2 as kvpack_dot_pb_dot_v1_dot_identity__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkvpack/pb/v1/manifest.proto\x12\tkvpack.v1\x1a\x1bkvpack/pb/v1/identity.proto\"\x95\x02\n\x0e\x43hunkReference\x12\x13\n\x0b\x63hunk_class\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\x16\n\x0e\x66irst_position\x18\x03 \x01(\r\x12\x13\n\x0btoken_count\x18\x04 \x01(\r\x12\x0c\n\x04part\x18\x05 \x01(\r\x12\x12\n\ncontent_id\x18\x06 \x01(\x0c\x12\x0f\n\x07seal_id\x18\x07 \x01(\x0c\x12\r\n\x05\x63odec\x18\x08 \x01(\r\x12\x0c\n\x04\x61\x65\x61\x64\x18\t \x01(\r\x12\r\n\x05\x65poch\x18\n \x01(\r\x12\x13\n\x0bplain_bytes\x18\x0b \x01(\r\x12\x15\n\rencoded_bytes\x18\x0c \x01(\r\x12\x12\n\nfirst_used\x18\r \x01(\r\x12\x12\n\ncount_used\x18\x0e \x01(\r\"2\n\tComponent\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x17\n\x0fidentity_digest\x18\x02 \x01(\x0c\"V\n\x0fParentReference\x12\x13\n\x0bmanifest_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x04 \x01(\r\".\n\x0f\x46oreignRingHead\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0c\n\x04head\x18\x02 \x01(\r\"\xdd\x02\n\x08Manifest\x12\x13\n\x0bwindow_rule\x18\x01 \x01(\r\x12\x10\n\x08producer\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x30\n\x08numerics\x18\x04 \x01(\x0b\x32\x1e.kvpack.v1.NumericsFingerprint\x12)\n\x08schedule\x18\x05 \x01(\x0b\x32\x17.kvpack.v1.CallSchedule\x12(\n\ncomponents\x18\x06 \x03(\x0b\x32\x14.kvpack.v1.Component\x12*\n\x06parent\x18\x07 \x01(\x0b\x32\x1a.kvpack.v1.ParentReference\x12\x36\n\x12\x66oreign_ring_heads\x18\x08 \x03(\x0b\x32\x1a.kvpack.v1.ForeignRingHead\x12-\n\nreferences\x18\t \x03(\x0b\x32\x19.kvpack.v1.ChunkReferenceb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkvpack/pb/v1/manifest.proto\x12\tkvpack.v1\x1a\x1bkvpack/pb/v1/identity.proto\"\x95\x02\n\x0e\x43hunkReference\x12\x13\n\x0b\x63hunk_class\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\x16\n\x0e\x66irst_position\x18\x03 \x01(\r\x12\x13\n\x0btoken_count\x18\x04 \x01(\r\x12\x0c\n\x04part\x18\x05 \x01(\r\x12\x12\n\ncontent_id\x18\x06 \x01(\x0c\x12\x0f\n\x07seal_id\x18\x07 \x01(\x0c\x12\r\n\x05\x63odec\x18\x08 \x01(\r\x12\x0c\n\x04\x61\x65\x61\x64\x18\t \x01(\r\x12\r\n\x05\x65poch\x18\n \x01(\r\x12\x13\n\x0bplain_bytes\x18\x0b \x01(\r\x12\x15\n\rencoded_bytes\x18\x0c \x01(\r\x12\x12\n\nfirst_used\x18\r \x01(\r\x12\x12\n\ncount_used\x18\x0e \x01(\r\"\x90\x01\n\nDraftModel\x12%\n\x08identity\x18\x01 \x01(\x0b\x32\x13.kvpack.v1.Identity\x12\x30\n\x08numerics\x18\x02 \x01(\x0b\x32\x1e.kvpack.v1.NumericsFingerprint\x12)\n\x08schedule\x18\x03 \x01(\x0b\x32\x17.kvpack.v1.CallSchedule\"X\n\tComponent\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x17\n\x0fidentity_digest\x18\x02 \x01(\x0c\x12$\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x15.kvpack.v1.DraftModel\"V\n\x0fParentReference\x12\x13\n\x0bmanifest_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x04 \x01(\r\".\n\x0f\x46oreignRingHead\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0c\n\x04head\x18\x02 \x01(\r\"\xdd\x02\n\x08Manifest\x12\x13\n\x0bwindow_rule\x18\x01 \x01(\r\x12\x10\n\x08producer\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x30\n\x08numerics\x18\x04 \x01(\x0b\x32\x1e.kvpack.v1.NumericsFingerprint\x12)\n\x08schedule\x18\x05 \x01(\x0b\x32\x17.kvpack.v1.CallSchedule\x12(\n\ncomponents\x18\x06 \x03(\x0b\x32\x14.kvpack.v1.Component\x12*\n\x06parent\x18\x07 \x01(\x0b\x32\x1a.kvpack.v1.ParentReference\x12\x36\n\x12\x66oreign_ring_heads\x18\x08 \x03(\x0b\x32\x1a.kvpack.v1.ForeignRingHead\x12-\n\nreferences\x18\t \x03(\x0b\x32\x19.kvpack.v1.ChunkReferenceb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,12 +34,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHUNKREFERENCE']._serialized_start=72
   _globals['_CHUNKREFERENCE']._serialized_end=349
-  _globals['_COMPONENT']._serialized_start=351
-  _globals['_COMPONENT']._serialized_end=401
-  _globals['_PARENTREFERENCE']._serialized_start=403
-  _globals['_PARENTREFERENCE']._serialized_end=489
-  _globals['_FOREIGNRINGHEAD']._serialized_start=491
-  _globals['_FOREIGNRINGHEAD']._serialized_end=537
-  _globals['_MANIFEST']._serialized_start=540
-  _globals['_MANIFEST']._serialized_end=889
+  _globals['_DRAFTMODEL']._serialized_start=352
+  _globals['_DRAFTMODEL']._serialized_end=496
+  _globals['_COMPONENT']._serialized_start=498
+  _globals['_COMPONENT']._serialized_end=586
+  _globals['_PARENTREFERENCE']._serialized_start=588
+  _globals['_PARENTREFERENCE']._serialized_end=674
+  _globals['_FOREIGNRINGHEAD']._serialized_start=676
+  _globals['_FOREIGNRINGHEAD']._serialized_end=722
+  _globals['_MANIFEST']._serialized_start=725
+  _globals['_MANIFEST']._serialized_end=1074
 # @@protoc_insertion_point(module_scope)

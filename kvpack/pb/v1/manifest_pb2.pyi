@@ -94,6 +94,36 @@ class ChunkReference(_message.Message):
 Global___ChunkReference: _TypeAlias = ChunkReference  # noqa: Y015
 
 @_typing.final
+class DraftModel(_message.Message):
+    """A draft model: what the header and the manifest's own fields say about the target."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def identity(self) -> _identity_pb2.Identity: ...
+    @_builtins.property
+    def numerics(self) -> _identity_pb2.NumericsFingerprint: ...
+    @_builtins.property
+    def schedule(self) -> _identity_pb2.CallSchedule: ...
+    def __init__(
+        self,
+        *,
+        identity: _identity_pb2.Identity | None = ...,
+        numerics: _identity_pb2.NumericsFingerprint | None = ...,
+        schedule: _identity_pb2.CallSchedule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "numerics", b"numerics", "schedule", b"schedule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "numerics", b"numerics", "schedule", b"schedule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftModel: _TypeAlias = DraftModel  # noqa: Y015
+
+@_typing.final
 class Component(_message.Message):
     """One model's state in the pack."""
 
@@ -101,19 +131,25 @@ class Component(_message.Message):
 
     KIND_FIELD_NUMBER: _builtins.int
     IDENTITY_DIGEST_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     kind: _builtins.int
     """1 target, 2 draft"""
     identity_digest: _builtins.bytes
     """32 bytes"""
+    @_builtins.property
+    def draft(self) -> Global___DraftModel:
+        """present exactly for kind 2"""
+
     def __init__(
         self,
         *,
         kind: _builtins.int = ...,
         identity_digest: _builtins.bytes = ...,
+        draft: Global___DraftModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity_digest", b"identity_digest", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "identity_digest", b"identity_digest", "kind", b"kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

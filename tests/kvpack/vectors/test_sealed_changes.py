@@ -17,8 +17,9 @@ from vector_support import (
     reference_from_footer,
 )
 
-from tests.vector_kit.cases.shared import component, parent, state, with_state
+from tests.vector_kit.cases.shared import parent, state, with_state
 from tests.vector_kit.chunks import Chunk, frame, root, u32
+from tests.vector_kit.drafts import Draft, draft_state, full, swa
 from tests.vector_kit.packs import Pack, chunks, identity, layout
 
 _SEED = 3_141
@@ -51,7 +52,7 @@ def _message(draw: random.Random) -> Pack:
 
     packs = [
         Pack(), Pack([], 0), with_state(), Pack(chunks(265, 256), 265, manifest={7: parent()}),
-        Pack([*chunks(), state(kind=6)], order=lambda p: [*p[:6], component(2), *p[6:]]),
+        Draft().pack(full(), swa()), Draft().pack(full(), swa(), draft_state()),
     ]  # fmt: skip
     return replace(draw.choice(packs), blob_edit=edit)
 
@@ -64,14 +65,18 @@ def _identity(draw: random.Random) -> Pack:
 
 
 def _sealed(draw: random.Random) -> Pack:
-    found = [*chunks(), state(), Chunk(4, [], 8, 1, b"\x01l")]
+    found = [*chunks(), state(), Chunk(4, [], 8, 1, b"\x01l"), *Draft().bound(full(), swa())]
     number, value = draw.randrange(len(found)), draw.choice(_VALUES)
     name = draw.choice(("kind", "first", "count", "part", "epoch", "layers", "aead", "role"))
     small = value if name in ("first", "count") else value % 10
     changed = sorted(draw.sample(range(5), draw.randrange(4))) if name == "layers" else small
-    found[number] = replace(found[number], **{name: changed})
+    if draw.randrange(4):
+        found[number] = replace(found[number], **{name: changed})
+    keep, drafted = draw.choice((3, 4, 5, 5, 7, 7)), draw.randrange(2)
+    found = found[:keep]
     draw.shuffle(found)
-    return Pack(found[: draw.choice((3, 4, 5, 5, 5))], epoch=draw.choice((1, 2)))
+    order = Draft().order if drafted else list
+    return Pack(found, epoch=draw.choice((1, 2)), order=order)
 
 
 def _frame(draw: random.Random) -> Pack:

@@ -64,14 +64,8 @@ class Vector:
 
     @property
     def expect(self) -> tuple[str, str]:
-        """Reason and stage, from the footer."""
-        reason, _, stage = self.fields["expect"].partition(", forwards ")[0].partition(" ")
-        return reason, stage
-
-    @property
-    def forwards(self) -> tuple[str, str]:
-        """Reason and stage, forwards."""
-        reason, _, stage = self.fields["expect"].rpartition(", forwards ")[2].partition(" ")
+        """Reason and stage, from the footer and forwards alike."""
+        reason, _, stage = self.fields["expect"].partition(" ")
         return reason, stage
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.vector_kit.cases.shared import OTHER, change, refused, with_state
+from tests.vector_kit.cases.shared import OTHER, change, refused, state, with_state
 from tests.vector_kit.chunks import u16, u32
 from tests.vector_kit.packs import Pack, at, chunks, noise
 
 _bad = refused("malformed chunk.1", released=3)
 _over = refused("over_limit chunk.1", released=3)
-# References share these rules: forwards the object comes first.
-_scan = refused("malformed manifest.scan, forwards malformed chunk.1")
+# References share these rules, and the manifest is judged before any object.
+_scan = refused("malformed manifest.scan")
 _seal = refused("not_authentic chunk.3", released=3)
 _tag = refused("not_authentic chunk.5", released=3)
 _moved = refused("not_authentic reference")
@@ -86,11 +86,17 @@ VECTORS = [
           Pack(objects_edit=lambda found: [found[0], *found])),
     _sums("chunk-unreferenced", "a reference missing",
           Pack([*chunks(), *with_state().chunks[3:]], references_edit=lambda found: found[:3])),
-    refused("malformed sums, forwards not_authentic chunk.5")(
+    refused("malformed sums")(
         "chunk-short", "an object one byte shorter than its header says",
         with_state(edit=lambda data: data[:-1])),
+    refused("malformed chunk.4", released=3)(
+        "chunk-passes-manifest", "an object that by its own header ends inside the manifest",
+        with_state(edit=lambda data: data[:-1], reference={"plain": 18, "encoded": 18})),
+    refused("not_authentic chunk.5", released=3)(
+        "chunk-shifted", "an object one byte short, the next one byte long: the sum is right",
+        Pack([*chunks(), state(edit=lambda data: data[:-1]), state(part=1, extra=b"\0")])),
     _scan("chunk-layers-of-a-state", "a state with a layer", with_state(layers=[0])),
     _scan("chunk-state-count", "a state of one row", with_state(count=1)),
-    refused("malformed sums, forwards malformed tail")(
+    refused("malformed sums")(
         "chunk-gap", "a byte between objects and manifest", with_state(extra=b"\0")),
 ]  # fmt: skip

@@ -78,7 +78,7 @@ VECTORS = [
     _bad("codec-no-frame", "bytes that are no frame", _sealed(b"\x02" + b"no frame at all")),
     refused("not_authentic chunk.6", released=3)("codec-digest", "another encoded digest",
         with_state(plain=_PLAIN, codec=2, wrong_digest=True)),
-    refused("malformed manifest.scan, forwards malformed chunk.1")(
+    refused("malformed manifest.scan")(
         "codec-longer", "encoded bytes as long as the plaintext",
         with_state(plain=bytes(20), codec=2, encoded=b"\x02" + bytes(19))),
 ]  # fmt: skip

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from tests.vector_kit import wire
 from tests.vector_kit.cases.shared import (
-    OTHER,
     change,
     component,
     parent,
@@ -46,10 +45,6 @@ def _swa(first: int, count: int, layers: tuple[int, ...] = (0, 2)) -> Chunk:
 def _ring(*heads: tuple[int, int], producer: int = 4) -> Pack:
     fields = b"".join(wire.data(8, wire.number(1, a) + wire.number(2, b)) for a, b in heads)
     return Pack(manifest={2: wire.number(2, producer), 8: fields})
-
-
-def _draft(parts: list[bytes]) -> list[bytes]:
-    return [*parts[:6], component(2, OTHER), *parts[6:]]
 
 
 SWA_9, FULL_9, IDS_9 = chunks()
@@ -112,9 +107,6 @@ VECTORS = [
            Pack([_full(0, 1)], 0)),
     _shape(12, "delta-below", "a delta with rows of its parent", Pack(
         [*chunks(265, 256), replace(_full(255, 1))], 265, manifest={7: parent()})),
-    _bad(5, "draft-nothing", "a draft component without a chunk", Pack(order=_draft)),
-    _bad(10, "draft-rows-part", "part 1 of draft rows alone", Pack(
-        [*chunks(), state(kind=6, layers=[0], first=0, count=9, part=1)], order=_draft)),
     _shape(7, "ring-delta", "row 5 of 5 of a delta that stores two", Pack(
         chunks(258, 256), 258, manifest={
             2: wire.number(2, 4), 7: parent(), 8: wire.data(8, wire.number(2, 5))})),

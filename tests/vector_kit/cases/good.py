@@ -7,7 +7,6 @@ from dataclasses import replace
 from tests.vector_kit import wire
 from tests.vector_kit.cases.shared import (
     OTHER,
-    component,
     parent,
     refused,
     run,
@@ -96,13 +95,6 @@ VECTORS = [
         Pack([], 0, identity=identity()[:8])),
     _ok("good-content-id-untrue", "a false content id is found by deep verification only",
         with_state(content=OTHER)),
-    _ok("good-draft", "draft rows and state: they name the session's model, not the draft's",
-        Pack([*chunks(), state(kind=6, layers=[0], first=0, count=9), state(kind=6)],
-             order=lambda parts: [*parts[:6], component(2), *parts[6:]])),
-    _ok("good-draft-parts", "draft rows in two parts", Pack([
-        *chunks(), state(kind=6, layers=[400], first=0, count=9),
-        state(kind=6, layers=[400], first=0, count=9, part=1)],
-        order=lambda parts: [*parts[:6], component(2), *parts[6:]])),
     _ok("good-token-id-unread", "a token id of 2^31: verification reads no token ids",
         Pack([*chunks()[:2], Chunk(3, [], 0, 9, b"\0\0\0\x80" * 9)])),
     _ok("good-payload-unread", "a payload of an unknown version: only its users read it",

@@ -36,7 +36,7 @@ VECTORS = [
     _key("key-tenant", "a key of another tenant", Pack(), keys=(("rival", 1, 0),)),
     _key("key-older-epoch", "no key of an older epoch that objects are of", Pack(epoch=2),
          keys=(("acme", 2, 0),)),
-    refused("not_authentic footer.mac, forwards not_authentic chunk.3")(
+    refused("not_authentic footer.mac")(
         "key-root", "another root for tenant and epoch", Pack(),
                                         keys=(("acme", 1, 1),)),
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.vector_kit import wire
 from tests.vector_kit.chunks import Chunk
+from tests.vector_kit.drafts import Draft
 from tests.vector_kit.packs import Pack, chunks, identity
 from tests.vector_kit.vector import Vector
 
@@ -53,8 +54,9 @@ def parent(position: int = 256, depth: int = 1, epoch: int = 1) -> bytes:
 
 
 def component(kind: int, digest: bytes = OTHER) -> bytes:
-    """A component, as the manifest's field 6."""
-    return wire.data(6, wire.number(1, kind) + wire.data(2, digest))
+    """A component, as the manifest's field 6; of a draft with its model."""
+    model = wire.data(3, Draft().model()) if kind == 2 else b""
+    return wire.data(6, wire.number(1, kind) + wire.data(2, digest) + model)
 
 
 def refused(expect: str, released: int = 0) -> Any:

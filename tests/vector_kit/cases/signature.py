@@ -40,8 +40,15 @@ VECTORS = [
                 + SIGNER.sign(b"kvpack/v1/sig")), signed=True),
     refused("malformed reference")("signature-reference", "a signed lie about an object",
         Pack(change(0, reference={"content": b"\x07" * 32}), signer=SIGNER), signed=True),
-    _ok("signature-other-model", "a signed object of another model: found by who holds the root",
-        Pack(change(0, identity=b"\x07" * 32), signer=SIGNER), signed=True),
+    refused("identity_mismatch chunk.7")("signature-other-model",
+        "a signed object of another model", Pack(
+            change(0, identity=b"\x07" * 32), signer=SIGNER), signed=True),
+    refused("layout_mismatch chunk.7")("signature-other-layout",
+        "a signed object of another shape", Pack(
+            change(1, layout=b"\x07" * 32), signer=SIGNER), signed=True),
+    _ok("signature-only-keys", "signed objects that no root opens: what a signature cannot tell",
+        Pack(change(0, seal=b"\x07" * 32, content=b"\x07" * 32), signer=SIGNER,
+             footer_edit=bytes, blob_after=at(-2, b"\xff\xff")), signed=True),
     refused("identity_mismatch gate.5")("signature-gate", "a signed manifest of another model",
         Pack(signer=SIGNER, manifest={6: component(1)}), signed=True),
     refused("malformed footer")("signature-short", "a block of 95 bytes, and a footer that says so",
