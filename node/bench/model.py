@@ -133,19 +133,35 @@ class MadeGeneration:
 
 
 class MadeInstaller:
-    """Stands in for :class:`engine.Installer`."""
+    """Stands in for :class:`engine.Installer`.
 
-    def __init__(self, model: MadeModel, position: int) -> None:
+    A cut that grows has room for ``FURTHER_TOKENS`` more than it began with.
+    """
+
+    def __init__(self, model: MadeModel, position: int, *, growing: bool) -> None:
         check_range("position", position, 0, model.layout.max_context_tokens, "tokens")
         self._model = model
-        self._position = position
         self._planes = model.new_planes(position)
-        self._arrivals = Arrivals(model.layout, position)
+        self._arrivals = Arrivals(model.layout, position, growing=growing)
 
     @property
     def position(self) -> int:
         """Tokens that the generation will stand for."""
-        return self._position
+        return self._arrivals.position
+
+    def grow(self, position: int) -> None:
+        """Rows of full layers up to ``position`` may arrive, too."""
+        self._require_room(position)
+        self._arrivals.grow(position)
+
+    def fix(self, position: int) -> None:
+        """The cut is after ``position`` tokens.
+
+        Raises:
+            LayoutMismatchError: Room was taken for more rows than that.
+        """
+        self._require_room(position)
+        self._arrivals.fix(position)
 
     def scatter(self, tile: Tile) -> None:
         """Put the rows of ``tile`` where they belong.
@@ -164,11 +180,14 @@ class MadeInstaller:
         Raises:
             LayoutMismatchError: A row is missing, or the schedule ends at another position.
         """
-        if schedule.position != self._position:
-            raise LayoutMismatchError("schedule.position", self._position, schedule.position)
+        if schedule.position != self.position:
+            raise LayoutMismatchError("schedule.position", self.position, schedule.position)
         for layer, held, arrived in self._arrivals.missing():
             raise LayoutMismatchError(f"layers[{layer}].rows", held, arrived)
         return MadeGeneration(self._model, self._planes, schedule)
+
+    def _require_room(self, position: int) -> None:
+        check_range("position", position, 0, self._planes.capacity_tokens, "tokens")
 
 
 class MadeModel:
@@ -246,9 +265,9 @@ class MadeModel:
         planes.make(self.rows, 0, self.made_tokens)
         return MadeGeneration(self, planes, CallSchedule())
 
-    def installer(self, position: int) -> MadeInstaller:
-        """A detached generation for a cut after ``position`` tokens."""
-        return MadeInstaller(self, position)
+    def installer(self, position: int, *, growing: bool = False) -> MadeInstaller:
+        """A detached generation for a cut after ``position`` tokens; if growing, at least so."""
+        return MadeInstaller(self, position, growing=growing)
 
 
 async def start_engine(model: MadeModel) -> EngineThread:

@@ -149,14 +149,53 @@ class HostPlanes:
 
 
 class Arrivals:
-    """Which rows of a cut have arrived, layer by layer."""
+    """Which rows of a cut have arrived, layer by layer.
 
-    def __init__(self, layout: CacheLayout, position: int) -> None:
+    The cut is known from the start, or it grows: then rows of windows are refused until it is
+    fixed.
+    """
+
+    def __init__(self, layout: CacheLayout, position: int, *, growing: bool = False) -> None:
         self._layout = layout
-        self._position = position
-        self._arrived: list[npt.NDArray[np.bool_]] = [
-            np.zeros(layer.held_rows(position), np.bool_) for layer in layout.layers
+        self._growing = growing
+        self._arrived: list[npt.NDArray[np.bool_] | None] = [
+            None
+            if growing and layer.window_tokens
+            else np.zeros(layer.held_rows(position), np.bool_)
+            for layer in layout.layers
         ]
+        self.position = position
+
+    def grow(self, position: int) -> None:
+        """Rows of full layers up to ``position`` may arrive, too.
+
+        Raises:
+            RuntimeError: The cut is fixed.
+        """
+        if not self._growing:
+            raise RuntimeError("the cut is fixed")
+        if position > self.position:
+            more = np.zeros(position - self.position, np.bool_)
+            self._arrived = [
+                rows if rows is None else np.concatenate((rows, more)) for rows in self._arrived
+            ]
+            self.position = position
+
+    def fix(self, position: int) -> None:
+        """The cut is after ``position`` tokens.
+
+        Raises:
+            LayoutMismatchError: Room was taken for more rows than that.
+            RuntimeError: The cut is fixed.
+        """
+        if position < self.position:
+            raise LayoutMismatchError("position", f"at least {self.position}", position)
+        self.grow(position)
+        self._growing = False
+        for layer, rows in enumerate(self._arrived):
+            if rows is None:
+                held = self._layout.layers[layer].held_rows(position)
+                self._arrived[layer] = np.zeros(held, np.bool_)
 
     def take(self, spec: TileSpec) -> None:
         """Note the rows of ``spec``. A refused one notes nothing.
@@ -174,17 +213,19 @@ class Arrivals:
         return [
             (layer, len(rows), int(rows.sum()))
             for layer, rows in enumerate(self._arrived)
-            if not rows.all()
+            if rows is not None and not rows.all()
         ]
 
     def _run(self, layer: int, spec: TileSpec) -> npt.NDArray[np.bool_]:
-        first = self._layout.layers[layer].first_row(self._position)
-        field = f"layers[{layer}]"
+        field, rows = f"layers[{layer}]", self._arrived[layer]
         found = f"[{spec.first_position}, {spec.end_position})"
-        if spec.first_position < first or spec.end_position > self._position:
-            expected = f"rows in [{first}, {self._position})"
+        if rows is None:
+            raise LayoutMismatchError(f"{field}.rows", "none before the cut is fixed", found)
+        first = self.position - len(rows)
+        if spec.first_position < first or spec.end_position > self.position:
+            expected = f"rows in [{first}, {self.position})"
             raise LayoutMismatchError(f"{field}.first_position", expected, found)
-        run = self._arrived[layer][spec.first_position - first : spec.end_position - first]
+        run = rows[spec.first_position - first : spec.end_position - first]
         if run.any():
             raise LayoutMismatchError(f"{field}.rows", "each row once", f"{found} again")
         return run
