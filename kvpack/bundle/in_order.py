@@ -1,7 +1,7 @@
 """Jobs on several threads whose results, and whose first error, come in the order of the jobs.
 
-Hash and cipher let other threads run. A chunk is one job: it is read, decrypted and hashed piece by
-piece in the cache of one core, and nothing but its verdict leaves it.
+Hash and cipher let other threads run. A chunk is one job. To verify it, it is read, decrypted and
+hashed piece by piece in the cache of one core, and nothing but the verdict leaves it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kvpack.errors import KvpackError
 _Result = TypeVar("_Result")
 
 #: Each thread may hold one compressed chunk of the largest size and what it becomes, 20 MiB in all:
-#: more threads would break the promise of 64 MiB for a verification.
+#: more threads would break the promise of 64 MiB for a verification or a save.
 THREADS_MAX: Final = 2
 
-#: Jobs that wait for their turn, for each thread. Each is a header.
-_WAITING_MAX: Final = 2
+#: Jobs in hand or done and not yet taken, for each thread: of a writer each is a sealed chunk.
+_IN_HAND_MAX: Final = 1
 
 #: Below this the threads would take longer to start than they save.
 _WORTH_BYTES: Final = 8 << 20
@@ -62,7 +62,7 @@ def in_order(jobs: Iterable[Callable[[], _Result]], threads: int) -> Generator[_
     try:
         for job in _with_error_as_job(jobs):
             pending.append(pool.submit(job))
-            if len(pending) > _WAITING_MAX * threads:
+            if len(pending) > _IN_HAND_MAX * threads:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

@@ -11,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pack_kit import HEADER, KEY, KEYRING, NUMERICS, header_for, schedule, snapshot
 
-from kvpack.bundle import BundleReader, Depth, verify_signed, write_snapshot
+from kvpack.bundle import BundleReader, Depth, snapshots, verify_signed, write_snapshot
 from kvpack.bundle.in_order import THREADS_MAX, in_order, thread_count
 from kvpack.bundle.writer import require_same_references
-from kvpack.chunk import Codec
-from kvpack.errors import FormatError, KvpackError, LimitError
+from kvpack.chunk import Codec, seal
+from kvpack.errors import AuthenticationError, FormatError, KvpackError, LimitError
 from kvpack.snapshot import SessionCacheSnapshot
 from kvpack.verify import verify_bundle, verify_signature
 
@@ -69,7 +70,7 @@ def test_two_threads_say_of_every_changed_byte_what_one_says(tmp_path: Path) -> 
     good, path = _signed(), tmp_path / "a"
     path.write_bytes(good)
     assert set(_verdicts(path, good).values()) == {"good"}
-    step = max(1, len(good) // 150)
+    step = max(1, len(good) // 80)
     for place in range(0, len(good), step):
         bad = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
         path.write_bytes(bad)
@@ -208,3 +209,26 @@ def test_a_compressed_pack_is_checked_alike(tmp_path: Path) -> None:
         reader.check(Depth.DEEP, threads=2)
     assert HEADER.layout == state.layout
     verify_signed(path, PUBLIC, threads=2)
+
+
+def test_two_threads_seal_the_bytes_that_one_seals(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    for threads in (1, THREADS_MAX):
+        monkeypatch.setattr(snapshots, "thread_count", lambda asked, size, t=threads: t)
+        written.append(_signed())
+    assert written[0] == written[1]
+
+
+def test_a_false_content_id_is_found_by_deep_alone_at_either_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a hostile holder of the key can do: seal rows under the id of others."""
+    path = tmp_path / "a"
+    true_id = seal.compute_content_id
+    with monkeypatch.context() as patched:
+        patched.setattr(seal, "compute_content_id", lambda *found: blake3(true_id(*found)).digest())
+        path.write_bytes(_signed())
+    for threads in (1, THREADS_MAX):
+        verify_bundle(path, KEYRING, threads=threads)
+        with pytest.raises(AuthenticationError, match=r"chunks\[0\].*content id"):
+            verify_bundle(path, KEYRING, Depth.DEEP, threads=threads)

@@ -1,0 +1,131 @@
+"""How fast a pack is verified, beside bare passes over the same bytes in memory.
+
+The pack is read from the page cache; the bare passes read a copy of it that is in memory already,
+so they have one copy less to make: the read is ours.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from blake3 import blake3
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from bench.format.pack import KEYRING, PUBLIC, Placed, placed_chunks
+from bench.format.turns import Row, Thing, in_turns
+from kvpack.bundle import Depth
+from kvpack.bundle.in_order import THREADS_MAX
+from kvpack.chunk.open import PIECE_BYTES
+from kvpack.verify import verify_bundle, verify_signature, verify_stream
+
+_NONCE = bytes(12)
+_TAG_BYTES = 16
+
+AES_1 = "AES-256-GCM, 1 thread"
+AES_WHOLE = "AES-256-GCM, 1 thread, whole chunks"
+AES_ALL = f"AES-256-GCM, {THREADS_MAX} threads"
+BLAKE3_1 = "BLAKE3, 1 thread"
+BLAKE3_ALL = "BLAKE3, all cores"
+READ_BLAKE3 = "read and BLAKE3, 1 thread"
+FORWARD = "verify -, 1 thread"
+
+
+def speed_rows(path: Path, data: memoryview, rounds: int) -> list[Row]:
+    """Verify at every depth against bare passes over ``data``, which is the file at ``path``."""
+    chunks = placed_chunks(path)
+    halves = chunks[: len(chunks) // 2], chunks[len(chunks) // 2 :]
+    things = [
+        Thing(AES_1, lambda: _decrypt_pieces(data, chunks)),
+        Thing(AES_WHOLE, lambda: _decrypt_whole(data, chunks)),
+        Thing(AES_ALL, lambda: _together([lambda h=h: _decrypt_pieces(data, h) for h in halves])),
+        Thing(BLAKE3_1, lambda: blake3(data).digest()),
+        Thing(BLAKE3_ALL, lambda: blake3(data, max_threads=blake3.AUTO).digest()),
+        Thing(READ_BLAKE3, lambda: _read_and_hash(path)),
+        Thing(FORWARD, lambda: _forward(path)),
+    ]
+    for threads in (1, THREADS_MAX):
+        things += [
+            Thing(_named("verify", threads), _verify(path, Depth.FULL, threads)),
+            Thing(_named("verify --deep", threads), _verify(path, Depth.DEEP, threads)),
+            Thing(_named("verify --signer", threads), _signature(path, threads)),
+        ]
+    found = in_turns(things, rounds)
+    return [Row.of(found, *pair, byte_count=len(data)) for pair in _pairs()]
+
+
+def _named(what: str, threads: int) -> str:
+    return f"{what}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _pairs() -> list[tuple[str, str, float | None]]:
+    one, all_cores = 1, THREADS_MAX
+    pairs: list[tuple[str, str, float | None]] = [
+        (_named("verify", one), AES_1, 0.6),
+        (_named("verify", one), AES_WHOLE, None),
+        (_named("verify", all_cores), AES_1, None),
+        (_named("verify", all_cores), AES_ALL, None),
+        (FORWARD, AES_1, None),
+    ]
+    for what in ("verify --deep", "verify --signer"):
+        pairs += [
+            (_named(what, all_cores), BLAKE3_1, 0.8),
+            (_named(what, one), BLAKE3_1, None),
+            (_named(what, one), READ_BLAKE3, None),
+            (_named(what, all_cores), BLAKE3_ALL, None),
+        ]
+    return pairs
+
+
+def _verify(path: Path, depth: Depth, threads: int) -> Callable[[], object]:
+    return lambda: verify_bundle(path, KEYRING, depth, threads=threads)
+
+
+def _signature(path: Path, threads: int) -> Callable[[], object]:
+    return lambda: verify_signature(path, PUBLIC, threads=threads)
+
+
+def _forward(path: Path) -> None:
+    with io.FileIO(path) as stream:
+        verify_stream(stream, KEYRING)
+
+
+def _decrypt_whole(data: memoryview, chunks: list[Placed]) -> None:
+    plain = bytearray(max(chunk.object_bytes for chunk in chunks))
+    for chunk in chunks:
+        head, end = chunk.offset + chunk.header_bytes, chunk.offset + chunk.object_bytes
+        target = memoryview(plain)[: end - head - _TAG_BYTES]
+        AESGCM(chunk.chunk_key).decrypt_into(
+            _NONCE, data[head:end], data[chunk.offset : head], target
+        )
+
+
+def _decrypt_pieces(data: memoryview, chunks: list[Placed]) -> None:
+    plain = bytearray(PIECE_BYTES + _TAG_BYTES)
+    for chunk in chunks:
+        head = chunk.offset + chunk.header_bytes
+        end = chunk.offset + chunk.object_bytes - _TAG_BYTES
+        opener = Cipher(algorithms.AES(chunk.chunk_key), modes.GCM(_NONCE)).decryptor()
+        opener.authenticate_additional_data(data[chunk.offset : head])
+        for start in range(head, end, PIECE_BYTES):
+            opener.update_into(data[start : min(start + PIECE_BYTES, end)], plain)
+        opener.finalize_with_tag(bytes(data[end : end + _TAG_BYTES]))
+
+
+def _read_and_hash(path: Path) -> None:
+    hasher, piece = blake3(), memoryview(bytearray(2 * PIECE_BYTES))
+    with io.FileIO(path) as file:
+        while count := file.readinto(piece):
+            hasher.update(piece[:count])
+    hasher.digest()
+
+
+def _together(works: list[Callable[[], object]]) -> None:
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
