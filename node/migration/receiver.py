@@ -199,6 +199,12 @@ class Receiver:
         self._held.close()
         await asyncio.to_thread(self._spool.drop)
 
+    async def suspend(self) -> None:
+        """Free the memory and leave the file to the next start of this node."""
+        self._installer = None
+        self._held.close()
+        await asyncio.to_thread(self._spool.suspend)
+
     def read_logits(self, sealed: bytes) -> bytes:
         """The boundary logits of the source, from their chunk object.
 

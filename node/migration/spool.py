@@ -37,6 +37,9 @@ class Pack(Protocol):
     def drop(self) -> None:
         """Remove it."""
 
+    def suspend(self) -> None:
+        """Let go of it, and leave it to the next start of this node."""
+
 
 class NoSpool:
     """Keeps nothing: for a transfer that a restart may lose, such as a measurement."""
@@ -51,6 +54,9 @@ class NoSpool:
 
     def drop(self) -> None:
         """There is no file."""
+
+    def suspend(self) -> None:
+        """There is nothing to leave."""
 
 
 class Spool:
@@ -116,6 +122,10 @@ class Spool:
         if self._published:
             self._published = False
             self.path.unlink(missing_ok=True)
+
+    def suspend(self) -> None:
+        """Close the file and leave it: the next start of this node goes on with it."""
+        self._close()
 
     def _close(self) -> None:
         if self._open:

@@ -244,13 +244,12 @@ class Transfers:
                     await self._end_lease(inbound)
 
     async def close(self) -> None:
-        """Give up whatever is not committed."""
+        """Let go of what is not committed; the next start goes on with it, as after a crash."""
         for inbound in list(self._inbound.values()):
             async with inbound.lock:
-                if inbound.permits(TargetEvent.ABORT) and inbound.state not in TARGET_ENDED:
-                    effect = inbound.step(TargetEvent.ABORT)
-                    if effect is TargetEffect.DISCARD:
-                        await self._discard(inbound)
+                if inbound.state not in TARGET_ENDED:
+                    inbound.forget_session()
+                    await inbound.receiver.suspend()
 
     def _check_kind(self, offer: Offer) -> None:
         binding = self._target.binding

@@ -28,7 +28,7 @@ def test_a_moved_session_serves_again_after_a_restart_of_its_node(world):
     assert before == after == twin
 
 
-def test_an_open_transfer_is_aborted_by_a_restart_and_leaves_no_file(world):
+def test_an_open_transfer_whose_source_resumed_is_aborted_by_a_restart_and_leaves_no_file(world):
     async def work():
         async with world.node("source") as (source, giving):
             async with (
@@ -42,6 +42,10 @@ def test_an_open_transfer_is_aborted_by_a_restart_and_leaves_no_file(world):
                 spool = world.root / "target-data" / "spool"
                 (spool / ".kvpack-00.tmp").write_bytes(b"left by a crash")
                 (spool / "third.1.9.kvpack").write_bytes(b"published, never committed")
+                token = hand.session.token
+                hand.session.token = await source.sessions.directory.transfer(
+                    "s", token, "source", bytes(16)
+                )
             async with world.node("target") as (target, _):
                 assert world.spool("target") == []
                 async with HandSource(world, source, target) as again:

@@ -1,0 +1,238 @@
+"""Links that break, targets and sources that restart: what arrived is never sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+
+import pytest
+from node_support import SECONDS, HandSource, events, move, prompt, refusal, run
+
+from kvpack.layout import LayerKind
+from node.client import NodeClient
+from node.config import Address
+from node.migration import source as source_module
+from node.migration.wire import encode_held, transfer_ref
+from node.pb.v1 import migration_pb2 as pb
+from node.server import running
+
+
+class Link:
+    """A TCP link to ``target`` that breaks after given numbers of bytes, and then heals."""
+
+    def __init__(self, target: Address, cuts) -> None:
+        self._target = target
+        self._cuts = list(cuts)
+        self.carried = 0
+        self.broken = 0
+
+    @contextlib.asynccontextmanager
+    async def open(self):
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        async with server:
+            yield Address("127.0.0.1", server.sockets[0].getsockname()[1])
+
+    async def _serve(self, reader, writer):
+        budget = self._cuts.pop(0) if self._cuts else None
+        try:
+            there, back = await asyncio.open_connection(self._target.host, self._target.port)
+        except OSError:
+            writer.transport.abort()
+            return
+        ways = [
+            asyncio.create_task(self._carry(reader, back, budget)),
+            asyncio.create_task(self._carry(there, writer, None)),
+        ]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        writer.transport.abort()
+        back.transport.abort()
+
+    async def _carry(self, reader, writer, budget):
+        while data := await reader.read(1 << 14):
+            if budget is not None:
+                budget -= len(data)
+                if budget < 0:
+                    self.broken += 1
+                    return
+            self.carried += len(data)
+            writer.write(data)
+            await writer.drain()
+
+
+def at(target, address):
+    """``target`` behind another address."""
+    return dataclasses.replace(target, address=address)
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["prompt", "live"])
+def test_a_move_over_a_link_that_breaks_again_and_again_sends_nothing_twice(world, live):
+    tokens = prompt(3000)
+
+    async def work():
+        async with world.pair() as (_, giving, target, taking):
+            session = await giving.open("s")
+            if live:
+                session = await giving.append(session, tokens)
+            link = Link(target.address, [40_000] * 8)
+            async with link.open() as address:
+                result = await move(giving, at(target, address), session, () if live else tokens)
+            assert link.broken >= 3 and result.resumed >= 3
+            twin = await giving.append(await giving.open("twin"), tokens)
+            expected = await events(giving, twin, 3000, 16)
+            moved = await events(taking, await taking.get("s"), 3000, 16)
+            layout = target.sessions.engine.model.layout
+            kv_bytes = sum(layout.state_bytes(kind, 2999) for kind in LayerKind)
+            return result, moved, expected, kv_bytes, link
+
+    result, moved, expected, kv_bytes, link = run(work())
+    assert moved == expected
+    # Only what was in flight when the link broke may be sent a second time: 40,000 for each
+    # break at most, and never anything that the target had taken.
+    whole = result.nope_bytes + result.swa_bytes
+    assert kv_bytes <= whole <= kv_bytes + link.broken * 40_000
+
+
+def test_a_link_that_stays_broken_ends_the_move_and_the_session_serves_on(world, monkeypatch):
+    monkeypatch.setattr(source_module, "RESUME_S", 1.0)
+
+    async def work():
+        async with world.pair() as (_, giving, target, _):
+            session = await giving.append(await giving.open("s"), prompt(700))
+            link = Link(target.address, [60_000] + [0] * 100)
+            async with link.open() as address:
+                with pytest.raises(Exception, match="stays on this node"):
+                    await move(giving, at(target, address), session)
+            twin = await giving.append(await giving.open("twin"), prompt(700))
+            session = await giving.get("s")
+            assert await events(giving, session, 700, 8) == await events(giving, twin, 700, 8)
+
+    run(work())
+
+
+def test_a_seal_whose_answer_is_lost_is_asked_again_while_the_session_is_frozen(world):
+    async def work():
+        async with world.pair() as (_, giving, target, taking):
+            session = await giving.append(await giving.open("s"), prompt(300))
+            lost = []
+            seal = target.transfers.seal
+
+            async def seal_and_lose(key, inventory):
+                held = await seal(key, inventory)
+                if not lost:
+                    lost.append(held)
+                    raise RuntimeError("the answer is lost")
+                return held
+
+            target.transfers.seal = seal_and_lose
+            result = await move(giving, target, session)
+            assert lost and result.resumed == 1
+            assert result.continuation_verdict == "exact"
+            return await events(taking, await taking.get("s"), 300, 4)
+
+    assert len(run(work())) == 4
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
+def test_a_target_that_restarts_goes_on_with_what_its_spool_holds(world, sealed):
+    async def work():
+        async with world.node("source") as (source, giving):
+            async with world.node("target") as (target, _):
+                hand = HandSource(world, source, target)
+                async with hand:
+                    await hand.take_cut("s", prompt(400))
+                    digest = await hand.boundary_digest()
+                    await hand.prepare()
+                    half = len(hand.chunks) if sealed else len(hand.chunks) // 2
+                    await hand.push([chunk.object for chunk in hand.chunks[:half]])
+                    if sealed:
+                        await hand.seal(digest)
+                port = target.address
+            config = dataclasses.replace(world.config("target"), address=port)
+            async with (
+                running(config) as target,
+                NodeClient(world.credentials("client"), "target", target.address) as taking,
+                HandSource(world, source, target) as again,
+            ):
+                again.session, again.cut, again.chunks = hand.session, hand.cut, hand.chunks
+                reply = await again.prepare()
+                assert reply.received_objects == half
+                rest = [chunk.object for chunk in again.chunks[half:]]
+                if rest:
+                    assert await again.push(rest) == len(again.chunks)
+                await again.seal(digest)
+                assert (await again.commit()).first_index == 400
+                assert world.spool("target") == ["source.1.1.kvpack"]
+                twin = await giving.append(await giving.open("twin"), prompt(400))
+                expected = await events(giving, twin, 400, 8)
+                assert await events(taking, await taking.get("s"), 400, 8) == expected
+
+    run(work())
+
+
+def test_a_source_that_restarts_names_what_the_target_has_of_its_older_transfer(world):
+    async def work():
+        async with (
+            world.pair() as (source, giving, target, taking),
+            HandSource(world, source, target) as hand,
+        ):
+            await hand.take_cut("s", prompt(400))
+            digest = await hand.boundary_digest()
+            await hand.prepare()
+            half = len(hand.chunks) // 2
+            await hand.push([chunk.object for chunk in hand.chunks[:half]])
+            hand.ref = transfer_ref(1, 2)
+            reply = await hand.prepare()
+            sent = [chunk.reference.seal_id for chunk in hand.chunks[:half]]
+            assert list(reply.held_seal_ids) == sent and reply.received_objects == 0
+            first = await hand.status()
+            assert first.state == pb.TRANSFER_STATE_OPEN
+            call = hand.stub.push(timeout=SECONDS)
+            from node.migration import wire
+
+            await call.write(wire.encode_open(hand.ref))
+            for seal_id in sent:
+                await call.write(encode_held(seal_id))
+            for chunk in hand.chunks[half:]:
+                await call.write(wire.encode_object(chunk.object))
+            await call.done_writing()
+            assert (await call).received_objects == len(hand.chunks)
+            await hand.seal(digest)
+            await hand.commit()
+            assert world.spool("target") == ["source.1.2.kvpack"]
+            twin = await giving.append(await giving.open("twin"), prompt(400))
+            expected = await events(giving, twin, 400, 8)
+            assert await events(taking, await taking.get("s"), 400, 8) == expected
+
+    run(work())
+
+
+def test_an_older_stream_cannot_mix_with_the_one_after_a_new_prepare(world):
+    async def work():
+        async with (
+            world.pair() as (source, _, target, _),
+            HandSource(world, source, target) as hand,
+        ):
+            from node.migration import wire
+
+            await hand.take_cut("s", prompt(400))
+            await hand.prepare()
+            old = hand.stub.push(timeout=SECONDS)
+            await old.write(wire.encode_open(hand.ref))
+            await old.write(wire.encode_object(hand.chunks[0].object))
+            while (await hand.status()).state != pb.TRANSFER_STATE_OPEN:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            assert (await hand.prepare()).received_objects == 1
+            await old.write(wire.encode_object(hand.chunks[1].object))
+            reason, _ = await refusal(_ended(old))
+            assert reason == "transfer_state"
+            assert await hand.push([c.object for c in hand.chunks[1:]]) == len(hand.chunks)
+
+    async def _ended(call):
+        await call.done_writing()
+        return await call
+
+    run(work())
