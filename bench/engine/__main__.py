@@ -5,19 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
+import engine
 from bench.engine.cut import cut_stall
 from bench.engine.decode import decode_against_mlx_lm
 from bench.engine.layouts import chunks_by_layout, decode_by_layout
 from bench.engine.measure import Timed
 from bench.engine.models import tiny_folder
-from bench.engine.rollback import rollback_by_context
-from engine import PlaneLayout
+from bench.engine.reference import Geometry, reference_decode, reference_rollback
+from bench.engine.rollback import Rollback, rollback_by_context
+from engine import PlaneLayout, backend
 
-PARTS = ("decode", "rollback", "cut", "layouts")
+#: What is measured unless something is asked for.
+USUAL = ("decode", "rollback", "cut", "layouts")
+PARTS = (*USUAL, "reference")
 ARCHITECTURES = ("muse_glimmer", "cohere2", "exaone4")
 
 
@@ -42,6 +47,7 @@ class Row:
             "best_ratio": self.timed.best_ratio,
             "ours_s": ours_s,
             "theirs_s": theirs_s,
+            "cpu_ratio": self.timed.cpu_ratio,
             "rounds": len(self.timed.ours_s),
             "note": self.note,
         }
@@ -56,7 +62,9 @@ class Row:
         )
 
 
-def measure(parts: list[str], folder: Path | None, scale: float) -> Iterator[Row]:
+def measure(
+    parts: list[str], folder: Path | None, scale: float, geometry: Geometry
+) -> Iterator[Row]:
     """Run what was asked for."""
 
     def rounds(count: int) -> int:
@@ -65,10 +73,13 @@ def measure(parts: list[str], folder: Path | None, scale: float) -> Iterator[Row
     if "decode" in parts:
         yield from _decode(folder, rounds(40))
     if "rollback" in parts:
+        small = Geometry(window=64)
+        yield _rollback("planes of 52 layers", reference_rollback(small, rounds(100)))
         with tiny_folder() as tiny:
-            found = rollback_by_context(tiny, rounds(150))
-        rows = f"rows retained: {found.far_rows} and {found.near_rows}"
-        yield Row("rollback, 100 windows", "2 windows", "<= 1.10", found.timed, rows)
+            found = rollback_by_context(engine.load_model(tiny), rounds(100))
+        yield _rollback("tiny muse_glimmer", found, wanted="")
+    if "reference" in parts:
+        yield from _reference(geometry, rounds)
     if "cut" in parts:
         for layout in PlaneLayout:
             stall = cut_stall(rounds(15), layout)
@@ -80,12 +91,33 @@ def measure(parts: list[str], folder: Path | None, scale: float) -> Iterator[Row
 
 def _decode(folder: Path | None, rounds: int) -> Iterator[Row]:
     if folder is not None:
-        timed = decode_against_mlx_lm(folder, rounds)
-        yield Row("decode, --model", "mlx-lm's loop", "<= 1.00", timed)
+        timed, same = decode_against_mlx_lm(folder, rounds)
+        yield Row("decode, --model", "mlx-lm's loop", "<= 1.00", timed, same)
     for arch in ARCHITECTURES:
         with tiny_folder(arch) as tiny:
-            timed = decode_against_mlx_lm(tiny, rounds)
-        yield Row(f"decode, tiny {arch}", "mlx-lm's loop", "<= 1.00", timed)
+            timed, same = decode_against_mlx_lm(tiny, rounds)
+        yield Row(f"decode, tiny {arch}", "mlx-lm's loop", "<= 1.00", timed, same)
+
+
+def _rollback(name: str, found: Rollback, wanted: str = "<= 1.10") -> Row:
+    note = (
+        f"rows retained: {found.far_rows} and {found.near_rows}; "
+        f"memory: {found.far_bytes:,} and {found.near_bytes:,} B; the block's own call, apart: "
+        f"{1e3 * found.far_block_s:.2f} and {1e3 * found.near_block_s:.2f} ms"
+    )
+    return Row(f"rollback, {name}, 100 windows", "2 windows", wanted, found.timed, note)
+
+
+def _reference(geometry: Geometry, rounds: Callable[[int], int]) -> Iterator[Row]:
+    loops = reference_decode(geometry, rounds(40))
+    name = f"decode, {geometry.layers} layers, window {geometry.window}, hidden {geometry.hidden}"
+    ahead = ("", ", not built ahead") if loops.builds_ahead else ("", ", built ahead")
+    against = "mlx-lm's loop"
+    yield Row(name, against, "<= 1.00", loops.as_is, loops.agreement)
+    yield Row(f"{name}, logits read", against, "", loops.read)
+    yield Row(f"{name}{ahead[1]}", against, "", loops.other)
+    found = reference_rollback(geometry, rounds(60))
+    yield _rollback(f"planes of {geometry.layers} layers, window {geometry.window}", found)
 
 
 def _layouts(rounds: int) -> Iterator[Row]:
@@ -98,6 +130,12 @@ def _layouts(rounds: int) -> Iterator[Row]:
         yield Row(f"chunk of 128 head-major, {name}", "token-major", "", chunks)
 
 
+def machine() -> dict[str, str]:
+    """What was measured on, as far as a ratio needs it."""
+    versions = {name: version(name) for name in ("mlx", "mlx-lm")}
+    return {"device": backend.device_description(), "backend": backend.backend_name(), **versions}
+
+
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
@@ -107,10 +145,21 @@ def main() -> None:
     )
     parser.add_argument("--scale", type=float, default=1.0, help="times the usual rounds")
     parser.add_argument("--json", action="store_true")
+    default = Geometry()
+    shape = parser.add_argument_group("geometry of --only reference")
+    shape.add_argument("--layers", type=int, default=default.layers)
+    shape.add_argument("--window", type=int, default=default.window)
+    shape.add_argument("--hidden", type=int, default=default.hidden)
+    shape.add_argument("--query-heads", type=int, default=default.query_heads)
+    shape.add_argument("--limit-s", type=float, default=default.limit_s, help="of each part")
     options = parser.parse_args()
-    rows = measure(options.only or list(PARTS), options.model, options.scale)
+    geometry = Geometry(
+        options.layers, options.window, options.hidden, options.query_heads, options.limit_s
+    )
+    rows = measure(options.only or list(USUAL), options.model, options.scale, geometry)
     if options.json:
-        json.dump([row.as_json() for row in rows], sys.stdout)
+        found = {"machine": machine(), "rows": [row.as_json() for row in rows]}
+        json.dump(found, sys.stdout, indent=1)
         sys.stdout.write("\n")
         return
     print("| what | against | ratio, median (middle half) | quickest | ms | wanted | |")

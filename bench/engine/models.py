@@ -11,7 +11,7 @@ from pathlib import Path
 import mlx.core as mx
 
 import engine
-from engine import Generation, Model, PlaneLayout
+from engine import Generation, PlaneLayout
 from engine.cache import PlaneCache
 from engine.generation import empty_planes
 from kvpack.layout import CacheLayout, Encoding, LayerKind, LayerLayout, RopeLayout
@@ -34,17 +34,11 @@ def tiny_folder(arch: str = "muse_glimmer", window: int = 64, layers: int = 8) -
         yield Path(folder)
 
 
-def network_of(model: Model) -> object:
-    """The mlx-lm network behind a model; its loader's closure holds it."""
-    call: object = model._parts.call
-    return call.__closure__[0].cell_contents  # type: ignore[attr-defined]
-
-
-def reference_layout(window: int = 2048, context: int = 131_072) -> CacheLayout:
+def reference_layout(window: int = 2048, context: int = 131_072, layers: int = 52) -> CacheLayout:
     """52 layers, three of four with a window of 2,048, 1,024 bytes per layer and token."""
     sliding = LayerLayout(LayerKind.SWA, window, 2, 128, 128, ROPE)
     full = LayerLayout(LayerKind.FULL, None, 2, 128, 128)
-    return CacheLayout((sliding, sliding, sliding, full) * 13, Encoding.F16LE, context)
+    return CacheLayout((sliding, sliding, sliding, full) * (layers // 4), Encoding.F16LE, context)
 
 
 @dataclass(frozen=True)
@@ -54,6 +48,13 @@ class NoNetwork:
     layout: CacheLayout
     plane_layout: PlaneLayout
     vocab_size: int = 256
+
+    @property
+    def window_tokens(self) -> int:
+        """The smallest window of any layer."""
+        return min(
+            layer.window_tokens or self.layout.max_context_tokens for layer in self.layout.layers
+        )
 
     def new_generation(self) -> Generation:
         return Generation(self, empty_planes(self))
