@@ -101,7 +101,7 @@ def _compare_step(expected: bytes, found: Logits, index: int) -> Comparison:
     finite = math.isfinite(float(values.max())) and math.isfinite(float(values.min()))
     if expected == found.data:
         return Comparison(1, 1, 1, finite=finite, first_difference=None if finite else "not finite")
-    twin = Logits(found.encoding, expected)
+    twin = type(found)(found.encoding, expected)
     drift = float(abs(twin.values() - values).max())
     same_token = int(twin.argmax() == found.argmax())
     finite = finite and math.isfinite(drift)
