@@ -29,7 +29,7 @@ test-slow: $(STAMP)
 FUZZ_RUNS ?= 1250000
 fuzz: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
-	for target in header scan manifest chunk; do \
+	for target in header scan manifest chunk gate codec; do \
 	  mkdir -p .fuzz/$$target && \
 	  $(BIN)/python -m tests.fuzz $$target .fuzz/$$target -runs=$(FUZZ_RUNS) || exit 1; \
 	done

@@ -9,6 +9,7 @@ from tests.reference.bundle import Cursor, read_header
 from tests.reference.chunk import parse_header
 from tests.reference.verdict import Refused
 from tests.vector_kit.cases import VECTORS
+from tests.vector_kit.chunks import Chunk, frame
 
 _MOST = 4096
 
@@ -20,12 +21,21 @@ def seeds(name: str) -> list[bytes]:
 
 def _pieces() -> Iterator[tuple[str, bytes]]:
     for vector in VECTORS:
+        yield from _frames(vector.pack.chunks)
         data, _ = vector.pack.build()
         try:
             yield from _of(data)
         except Refused:
             continue
     yield from ((name, b"") for name in NAMES)
+
+
+def _frames(chunks: list[Chunk]) -> Iterator[tuple[str, bytes]]:
+    """What chunks of codec 2 hold before they are sealed, behind their plaintext's size less 1."""
+    for chunk in chunks:
+        if chunk.codec == 2:
+            encoded = frame(chunk.plain) if chunk.encoded is None else chunk.encoded
+            yield "codec", (len(chunk.plain) - 1).to_bytes(3, "little") + encoded
 
 
 def _of(data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -38,4 +48,6 @@ def _of(data: bytes) -> Iterator[tuple[str, bytes]]:
         yield "chunk", data[at : at + size]
         at += size
     size = int.from_bytes(data[at + 8 : at + 12], "little")
-    yield "manifest", data[at + 12 : at + 12 + size]
+    message = data[at + 12 : at + 12 + size]
+    yield "manifest", message
+    yield "gate", len(header.raw).to_bytes(4, "little") + header.raw + message

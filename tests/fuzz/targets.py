@@ -3,6 +3,7 @@
 A target takes any bytes. kvpack must give a value or a ``KvpackError``, the second reader a value
 or ``Refused``, and both the same of the two; everything else is a finding. For a manifest alone,
 kvpack may refuse more: its values check at once what the gate asks later (steps 1, 2, 7 and 9).
+Header and manifest together are asked of the gate too, and there the two agree again.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvpack.chunk import parse_chunk
+from kvpack.chunk.codec import decompress
 from kvpack.errors import KvpackError
 from kvpack.header import decode_header
+from kvpack.manifest import check_manifest
+from kvpack.manifest.message import decode_message
 from kvpack.manifest.sealed import read_unverified
 from kvpack.wire import decode_identity
-from tests.reference.bundle import Cursor, read_header
-from tests.reference.chunk import TAG, parse_header
+from tests.reference import gate
+from tests.reference.bundle import Cursor, identity_digests, read_header
+from tests.reference.chunk import TAG, join, parse_header
 from tests.reference.scan import parse
 from tests.reference.schemas import IDENTITY, MANIFEST
 from tests.reference.verdict import Refused, need
@@ -44,6 +49,42 @@ def _our_manifest(data: bytes) -> object:
     return read_unverified(b"KVPM\x01\0\0\0" + len(data).to_bytes(4, "little") + data + bytes(32))
 
 
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    """A header and a manifest's message, the header's length before them."""
+    end = 4 + int.from_bytes(data[:4], "little")
+    return data[4:end], data[end:]
+
+
+def _gate(data: bytes) -> None:
+    raw, message = _split(data)
+    _header(raw)
+    found = read_header(Cursor(raw).read)
+    identity = parse(IDENTITY, found.identity, "identity.scan")
+    manifest = parse(MANIFEST, message, "manifest.scan")
+    drafts = [one["draft"]["identity"] for one in manifest["components"] if one["draft"]]
+    digests = [identity_digests(one)[0] for one in (identity, *drafts)]
+    gate.check(manifest, identity, digests, found.epoch)
+
+
+def _our_gate(data: bytes) -> None:
+    raw, message = _split(data)
+    header = decode_header(raw)
+    check_manifest(header, decode_message(message))
+
+
+def _codec(data: bytes) -> None:
+    join(data[3:], _plain_bytes(data))
+
+
+def _our_codec(data: bytes) -> None:
+    decompress(data[3:], _plain_bytes(data))
+
+
+def _plain_bytes(data: bytes) -> int:
+    """The size of the plaintext as a header would say it: inside the cap."""
+    return (int.from_bytes(data[:3], "little") & 0x3FFFFF) + 1
+
+
 def _chunk(data: bytes) -> None:
     found = parse_header(data)
     sealed = int(found.fields["encoded_bytes"]) + TAG
@@ -55,6 +96,8 @@ _TARGETS: dict[str, tuple[Callable[[bytes], object], Callable[[bytes], object]]]
     "scan": (decode_identity, _identity),
     "manifest": (_our_manifest, _manifest),
     "chunk": (parse_chunk, _chunk),
+    "gate": (_our_gate, _gate),
+    "codec": (_our_codec, _codec),
 }
 NAMES = tuple(_TARGETS)
 

@@ -165,8 +165,10 @@ def read_index(roots: Roots | None, header: Header, footer: Footer, tail: bytes)
     manifest = parse(MANIFEST, blob[12:-32], "manifest.scan")
     identity = parse(IDENTITY, header.identity, "identity.scan")
     need(identity["tenant"] == header.tenant, "identity.scan", "another tenant")
-    models = [_model(identity)]
-    models += [_model(c["draft"]["identity"]) for c in manifest["components"] if c["draft"]]
+    models = [identity_digests(identity)]
+    models += [
+        identity_digests(c["draft"]["identity"]) for c in manifest["components"] if c["draft"]
+    ]
     index = Index(header, manifest, models[0], models[1] if len(models) > 1 else None)
     gate.check(manifest, identity, [digest for digest, _ in models], header.epoch)
     references = manifest["references"]
@@ -194,7 +196,7 @@ def split_tail(header: Header, footer: Footer, tail: bytes) -> tuple[bytes, byte
     return blob, tail[footer.manifest_bytes : -FOOTER]
 
 
-def _model(identity: dict[str, Any]) -> tuple[bytes, bytes]:
+def identity_digests(identity: dict[str, Any]) -> tuple[bytes, bytes]:
     """The digests of an identity and of the layout inside it, as headers of chunks carry them."""
     return (
         blake3(b"kvpack/v1/identity\0" + identity["raw"]).digest(),

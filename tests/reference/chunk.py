@@ -126,11 +126,16 @@ def open_object(roots: Roots, tenant: str, chunk: Chunk, body: bytes) -> bytes:
         return encoded
     digest = blake3(encoded, key=subkey(roots, tenant, fields["epoch"], "encoded")).digest()
     need(digest == chunk.encoded_digest, _CODEC, "encoded digest", "not_authentic")
-    return _join(encoded, fields["plain_bytes"])
+    return join(encoded, fields["plain_bytes"])
 
 
-def _join(encoded: bytes, plain_bytes: int) -> bytes:
-    """Section 5.3."""
+def join(encoded: bytes, plain_bytes: int) -> bytes:
+    """Section 5.3.
+
+    Raises:
+        Refused: ``malformed``.
+    """
+    need(len(encoded) > 0, _CODEC, "nothing")
     planes, frame = encoded[0], encoded[1:]
     need(planes in (2, 4) and plain_bytes % planes == 0, _CODEC, f"{planes} planes")
     _plain_frame(frame)
