@@ -6,6 +6,8 @@ has been recomputed with the key, so a changed length is found before it leads a
 
 from __future__ import annotations
 
+from functools import partial
+
 from kvpack.bundle.payload import Depth, PayloadCheck
 from kvpack.bundle.source import ByteSource, located
 from kvpack.chunk import ChunkHeader, OpenedChunk
@@ -30,7 +32,8 @@ class ChunkWalk:
         self._keyring = keyring
         self._tenant = prefix.tenant
         self._object = memoryview(bytearray(HEADER_BYTES_MAX))
-        self._payload = PayloadCheck(self.key)
+        # Not self.key: a cycle would keep the buffers until somebody looks for cycles.
+        self._payload = PayloadCheck(partial(keyring.get, prefix.tenant))
 
     def key(self, epoch: int) -> EpochKey:
         """The tenant's key of ``epoch``.
