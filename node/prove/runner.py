@@ -46,7 +46,7 @@ class ProveOptions:
     """What is proved, and how thoroughly.
 
     Attributes:
-        model: Model folder.
+        model: Model folder, or ``owner/name`` for the local Hugging Face cache.
         dtype: Dtype to load it in, None for its own.
         quick: A short list.
         budget_s: Seconds for cases that are not essential.
@@ -109,7 +109,7 @@ class Run:
         said = await child.ask(
             "load",
             _LOAD_S,
-            model=str(self._options.model.resolve()),
+            model=_spelled(self._options.model),
             dtype=self._options.dtype,
             folder=str(self._folder),
         )
@@ -196,6 +196,11 @@ async def prove_dtype(options: ProveOptions, progress: Progress) -> DtypeRun:
     """
     with tempfile.TemporaryDirectory(prefix="kvnode-prove-") as folder:
         return await Run(options, Path(folder), progress).prove()
+
+
+def _spelled(model: Path) -> str:
+    """A folder as an absolute path; anything else as it was given, for it may be an id."""
+    return str(model.resolve()) if model.is_dir() else model.as_posix()
 
 
 def _comparison(said: Any | Refused, where: str) -> Comparison:  # noqa: ANN401

@@ -17,7 +17,10 @@ MARK = f"KVNODE_TEST_RUN={os.getpid()}"
 
 def environment() -> dict[str, str]:
     name, _, value = MARK.partition("=")
-    return {**os.environ, "PYTHONPATH": str(ROOT), name: value}
+    # What was on the path before stays: the packages that we need may lie there.
+    inherited = os.environ.get("PYTHONPATH")
+    paths = [str(ROOT), *([inherited] if inherited else [])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), name: value}
 
 
 def command(module: str, *arguments: str, seconds: float = 90.0, cwd: Path | None = None):

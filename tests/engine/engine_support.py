@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,12 @@ def write_model(folder: Path, case: ModelCase) -> Path:
     for name, data in files.items():
         (folder / name).write_bytes(data)
     return folder
+
+
+def import_path(*first: Path) -> str:
+    """``PYTHONPATH`` of a child: these, then what was there before, for MLX may lie there."""
+    inherited = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*map(str, first), *([inherited] if inherited else [])])
 
 
 def tokens(count: int, salt: int = 0) -> list[int]:

@@ -14,7 +14,17 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from engine_support import HEAD, TOKEN, ModelCase, greedy, reinstall, run_calls, save, tokens
+from engine_support import (
+    HEAD,
+    TOKEN,
+    ModelCase,
+    greedy,
+    import_path,
+    reinstall,
+    run_calls,
+    save,
+    tokens,
+)
 from replay_plan import GREEDY_STEPS, RAW_STEPS, STEPS_AFTER_CHUNK, continuation
 
 import engine
@@ -52,7 +62,7 @@ def to_position(model: Model, position: int, call_tokens: int = 24) -> Generatio
 def child_environment() -> dict[str, str]:
     """What a fresh process needs to find the packages and these tests' own modules."""
     here = Path(__file__).parent
-    return dict(os.environ, PYTHONPATH=os.pathsep.join([str(here.parents[1]), str(here)]))
+    return dict(os.environ, PYTHONPATH=import_path(here.parents[1], here))
 
 
 def in_fresh_process(model_folder: Path, case: ModelCase, cuts: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_support import ModelCase
+from engine_support import ModelCase, import_path
 from huggingface_hub import constants
 
 import engine
@@ -144,7 +144,7 @@ def test_the_hub_library_is_offline_while_a_model_loads(monkeypatch: pytest.Monk
 def test_the_environment_says_where_the_cache_is(cache: Path) -> None:
     """As for every other tool that uses the cache: ``HF_HUB_CACHE``, ``HF_HOME`` and so on."""
     root = Path(__file__).parents[2]
-    environment = {**os.environ, "HF_HUB_CACHE": str(cache), "PYTHONPATH": str(root)}
+    environment = {**os.environ, "HF_HUB_CACHE": str(cache), "PYTHONPATH": import_path(root)}
     script = f"import engine; print(engine.load_model({ID!r}).name)"
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from blake3 import blake3
 
@@ -47,6 +49,12 @@ NUMERICS = NumericsFingerprint((("backend", "cpu"), ("mlx", "0.32.4")))
 DRAFT_LAYOUT = CacheLayout((FULL, SWA), Encoding.F16LE, 4096)
 DRAFT_IDENTITY = replace(IDENTITY, weights_digest=bytes([9]) * 32, layout=DRAFT_LAYOUT)
 CONTEXT = SealContext(KEY, HEADER.identity_digest, HEADER.layout_digest)
+
+
+def import_path(*first: str | Path) -> str:
+    """``PYTHONPATH`` of a child: these, then what was there before, for packages may lie there."""
+    inherited = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*map(str, first), *([inherited] if inherited else [])])
 
 
 def draft_model(position: int, identity: Identity = DRAFT_IDENTITY) -> DraftModel:

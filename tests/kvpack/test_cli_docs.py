@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 from cli_kit import Run, changed, furnish, runner, with_changed_row, write_pack
-from pack_kit import FULL, snapshot
+from pack_kit import FULL, import_path, snapshot
 
 from kvpack.cli import exchange_commands
 from kvpack.cli.commands import kvpack
@@ -122,7 +122,7 @@ def test_every_command_and_exit_code_is_on_the_page() -> None:
 def test_the_shells_get_their_completion(shell: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "from kvpack.cli import main; main([])"],
-        env={**os.environ, "PYTHONPATH": str(_ROOT), "_KVPACK_COMPLETE": f"{shell}_source"},
+        env={**os.environ, "PYTHONPATH": import_path(_ROOT), "_KVPACK_COMPLETE": f"{shell}_source"},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0

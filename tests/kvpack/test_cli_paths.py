@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli_kit import Run, furnish, runner
+from pack_kit import import_path
 
 _ROOT = str(Path(__file__).parents[2])
 
@@ -235,7 +236,7 @@ for step in " ".join(sys.argv[1:]).split(" :: "):
 """
     done = subprocess.run(
         [sys.executable, "-c", child, " :: ".join("|".join(step) for step in steps)],
-        cwd=tmp_path, env={**os.environ, **environment, "PYTHONPATH": _ROOT},
+        cwd=tmp_path, env={**os.environ, **environment, "PYTHONPATH": import_path(_ROOT)},
         capture_output=True, timeout=60, check=False,
     )  # fmt: skip
     codes = [line for line in done.stdout.decode().splitlines() if line in ("0", "1", "2", "10")]

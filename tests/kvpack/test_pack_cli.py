@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from pack_kit import HEADER, NUMERICS, schedule, snapshot
+from pack_kit import HEADER, NUMERICS, import_path, schedule, snapshot
 
 from kvpack.bundle import BundleReader, BundleWriter, Header, encode_header, publish_new
 from kvpack.bundle import write_snapshot as write
@@ -37,7 +37,7 @@ def run(
     done = subprocess.run(
         [sys.executable, "-m", "kvpack", *arguments],
         cwd=folder, input=stdin, capture_output=True, timeout=60, check=False,
-        env={**os.environ, "PYTHONPATH": _ROOT, **(env or {})},
+        env={**os.environ, "PYTHONPATH": import_path(_ROOT), **(env or {})},
     )  # fmt: skip
     return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
 
@@ -261,7 +261,7 @@ def test_help_and_version_and_no_command(folder: Path) -> None:
 
 def test_a_reader_that_leaves_and_an_interrupt_give_no_traceback(folder: Path) -> None:
     command = [sys.executable, "-m", "kvpack"]
-    environment = {**os.environ, "PYTHONPATH": _ROOT}
+    environment = {**os.environ, "PYTHONPATH": import_path(_ROOT)}
     closed = subprocess.Popen(
         [*command, "inspect", "good.kvpack"], cwd=folder, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,

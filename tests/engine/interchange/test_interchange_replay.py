@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from engine_support import ModelCase
+from engine_support import ModelCase, import_path
 from interchange_support import KEYRING, from_pack, to_pack
 from mlx_lm_sessions import (
     FEWER,
@@ -83,7 +83,7 @@ def file_name(name: str) -> str:
 
 def in_fresh_process(model_folder: Path, caches: Path) -> None:
     here = Path(__file__).parent
-    environment = dict(os.environ, PYTHONPATH=str(here))
+    environment = dict(os.environ, PYTHONPATH=import_path(here))
     command = [sys.executable, str(here / "interchange_child.py"), str(model_folder), str(caches)]
     subprocess.run(command, check=True, env=environment, timeout=200, cwd=caches)
 

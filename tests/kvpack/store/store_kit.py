@@ -29,6 +29,12 @@ KEYRING = Keyring([KEY])
 ROPE = RopeLayout(theta_bits=0x411E848000000000, dims=2, interleaved=True)
 
 
+def import_path(*first: str | Path) -> str:
+    """``PYTHONPATH`` of a child: these, then what was there before, for packages may lie there."""
+    inherited = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*map(str, first), *([inherited] if inherited else [])])
+
+
 def layout(window: int = 300) -> CacheLayout:
     """Two sliding-window layers and a full one; 10 bytes a row."""
     swa = LayerLayout(LayerKind.SWA, window, 1, 2, 3, ROPE)

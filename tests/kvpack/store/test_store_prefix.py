@@ -13,7 +13,7 @@ import pytest
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
-from store_kit import HEADER, KEY, token_ids
+from store_kit import HEADER, KEY, import_path, token_ids
 
 from kvpack.errors import LimitError
 from kvpack.keys import EpochKey
@@ -94,7 +94,7 @@ def test_other_processes_hash_seeds_and_locales_compute_the_same() -> None:
     for seed, locale in (("0", "C"), ("12345", "C.UTF-8")):
         environment = {
             **os.environ, "PYTHONHASHSEED": seed, "LC_ALL": locale,
-            "PYTHONPATH": f"{here}:{here.parents[2]}",
+            "PYTHONPATH": import_path(here, here.parents[2]),
         }  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-c", _CHILD], env=environment, capture_output=True, text=True,

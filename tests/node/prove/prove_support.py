@@ -29,7 +29,10 @@ GROUPS = {
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
+    """This project first; what was on the path before stays, for MLX may lie there."""
+    inherited = os.environ.get("PYTHONPATH")
+    paths = [str(ROOT), str(HERE), *([inherited] if inherited else [])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def tiny(folder: Path, arch: str = "muse_glimmer", window: int = 8, layers: int = 4) -> Path:
@@ -38,12 +41,17 @@ def tiny(folder: Path, arch: str = "muse_glimmer", window: int = 8, layers: int 
 
 
 def kvnode(
-    *arguments: str, cwd: Path, seconds: float = SECONDS
+    *arguments: str, cwd: Path, seconds: float = SECONDS, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """``kvnode`` in its own process, outside the repository."""
+    """``kvnode`` in its own process, outside the repository, with these environment variables."""
     command = [sys.executable, "-P", "-m", "node", *arguments]
     return subprocess.run(
-        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=seconds
+        command,
+        cwd=cwd,
+        env={**environment(), **variables},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
     )
 
 

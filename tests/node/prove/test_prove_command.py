@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from prove_support import GROUPS, HERE, groups_of, kvnode, prove_json, tiny
 
-from engine import ARCHITECTURES
+from engine import ARCHITECTURES, ModelFolderError, load_model
 from node.prove.main import ProveRequest
 from node.prove.main import prove as run_prove
+from node.shipped import require_model
 
 FIRST_CLASS = ("muse_glimmer", "cohere2", "exaone4", "afmoe")
 
@@ -71,6 +74,42 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     assert nowhere.stderr.startswith("kvnode: error: ") and "not a folder" in nowhere.stderr
     usage = kvnode("prove", "--model", str(tmp_path), "--budget", "0", cwd=tmp_path)
     assert usage.returncode == 2 and usage.stdout == ""
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def hub_cache(folder: Path) -> Path:
+    """A Hugging Face cache with one model, as the hub's own library lays it out."""
+    repository = folder / "models--kvpack-tests--tiny"
+    tiny(repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    return folder
+
+
+def test_a_model_in_the_local_hub_cache_goes_by_its_id(tmp_path: Path) -> None:
+    cache = hub_cache(tmp_path / "hub")
+    ran = kvnode(
+        "prove", "--json", "--quick", "--budget", "1", "--model", "kvpack-tests/tiny",
+        cwd=tmp_path, HF_HUB_CACHE=str(cache), HF_ENDPOINT="http://127.0.0.1:9",
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["ok"]
+    absent = kvnode("prove", "--model", "kvpack-tests/other", cwd=tmp_path, HF_HUB_CACHE=str(cache))
+    assert absent.returncode == 1 and absent.stdout == ""
+    assert "kvpack-tests/other: not a folder, and not in the local Hugging Face" in absent.stderr
+
+
+def test_serve_takes_the_id_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``serve`` hands to its engine is what the engine's loader finds in the same cache."""
+    cache = hub_cache(tmp_path / "hub")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.chdir(tmp_path)
+    model = require_model(Path("kvpack-tests/tiny"))
+    assert load_model(model).name == "kvpack-tests/tiny"
+    with pytest.raises(ModelFolderError, match="nothing is downloaded"):
+        require_model(Path("kvpack-tests/other"))
 
 
 @pytest.mark.slow
