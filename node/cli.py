@@ -12,7 +12,7 @@ import kvpack
 from kvpack.errors import EXIT_INTERRUPTED, KvpackError
 from node.cli_bench import bench
 from node.cli_trust import enroll, pin, pins, unpin
-from node.config import VOLUME_WORST_S, Address, ServeConfig, prepare_process
+from node.config import LEASE_S, VOLUME_WORST_S, Address, ServeConfig, prepare_process
 
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 _FILE: Final = click.Path(path_type=Path)
@@ -49,7 +49,21 @@ def main() -> None:
 @click.option("--model", type=_FOLDER, help="Model folder; default: the trained one that ships.")
 @click.option("--data-dir", required=True, type=_FOLDER, help="This node's own files.")
 @click.option("--credentials", required=True, type=_FOLDER, help="Folder made by enroll.")
-@click.option("--directory", required=True, metavar="sqlite:PATH", help="Who owns what.")
+@click.option(
+    "--directory",
+    required=True,
+    metavar="URL",
+    help="Who owns what: sqlite:PATH, or grpc://NODE@HOST:PORT, which is that node's.",
+)
+@click.option("--share-directory", is_flag=True, help="Serve the sqlite: directory to other nodes.")
+@click.option(
+    "--lease",
+    default=LEASE_S,
+    show_default=True,
+    metavar="SECONDS",
+    type=click.FloatRange(0.5, 600.0),
+    help="Sessions of a node that is silent for so long may be taken over.",
+)
 @click.option(
     "--volume-worst",
     default=VOLUME_WORST_S,
@@ -65,6 +79,8 @@ def serve(
     data_dir: Path,
     credentials: Path,
     directory: str,
+    share_directory: bool,
+    lease: float,
     volume_worst: float,
     stop_on_stdin_end: bool,
 ) -> None:
@@ -82,7 +98,9 @@ def serve(
     folder = require_model(model)
     from node.daemon import serve as run
 
-    config = ServeConfig(where, folder, data_dir, credentials, directory, volume_worst)
+    config = ServeConfig(
+        where, folder, data_dir, credentials, directory, volume_worst, lease, share_directory
+    )
     run(config, stop_on_stdin_end=stop_on_stdin_end)
 
 

@@ -19,6 +19,9 @@ from node.errors import UsageError
 #: handshake can find a suite: grpc-python has no option for a lowest version.
 _RSA_ONLY_SUITES: Final = "ECDHE-RSA-AES256-GCM-SHA384"
 
+#: A node's lease, from the moment its renewal was sent (:mod:`node.lease`).
+LEASE_S: Final = 15.0
+
 #: The slowest durable write that a node's volume may need (:mod:`node.volume`).
 VOLUME_WORST_S: Final = 0.1
 
@@ -77,7 +80,7 @@ class ServeConfig:
     credentials_dir: Path
     directory_url: str
     volume_worst_s: float = VOLUME_WORST_S
-    lease_s: float = 15.0
+    lease_s: float = LEASE_S
     share_directory: bool = False
 
 

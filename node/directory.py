@@ -14,10 +14,14 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from kvpack import limits
+from node.config import Address
 from node.errors import DirectoryAmbiguousError, DirectoryError, UsageError
+
+if TYPE_CHECKING:
+    from node.credentials import CredentialsSource
 
 DIRECTORY_ID_BYTES: Final = 16
 NONCE_BYTES: Final = 16
@@ -26,8 +30,7 @@ INCARNATION_BYTES: Final = 16
 #: A guarded value: a reference to a published cut, not the cut. One page of the database.
 VALUE_BYTES_MAX: Final = 4096
 
-#: A node's lease, from the moment its renewal was sent. Renewed three times as often.
-LEASE_S: Final = 15.0
+#: Leases that a directory grants.
 LEASE_S_MIN: Final = 0.5
 LEASE_S_MAX: Final = 600.0
 
@@ -231,6 +234,26 @@ class Directory(Protocol):
         ...
 
 
+def check_value(value: bytes) -> bytes:
+    """Return ``value`` if it may be kept with a session.
+
+    Raises:
+        LimitError: It is too long.
+    """
+    limits.check_range("directory.value", len(value), 0, VALUE_BYTES_MAX, "bytes")
+    return value
+
+
+def lease_ms(ttl_s: float) -> int:
+    """``ttl_s`` in milliseconds, if a directory grants such a lease.
+
+    Raises:
+        LimitError: It does not.
+    """
+    low, high = round(LEASE_S_MIN * 1000), round(LEASE_S_MAX * 1000)
+    return limits.check_range("lease.ttl", round(ttl_s * 1000), low, high, "ms")
+
+
 class Whose(enum.Enum):
     """What a directory's answer says to a node that owned a session by some token."""
 
@@ -295,16 +318,31 @@ async def settle(
         raise DirectoryAmbiguousError(str(error)) from error
 
 
-def open_directory(url: str) -> Directory:
-    """Open the directory that ``url`` names: ``sqlite:PATH``.
+def open_directory(url: str, credentials: CredentialsSource | None = None) -> Directory:
+    """Open the directory that ``url`` names.
+
+    ``sqlite:PATH`` is a file on this machine; ``grpc://NODE@HOST:PORT`` is the file of another
+    node, which is pinned here under that name and was started with ``--share-directory``.
+
+    Args:
+        url: Which directory.
+        credentials: This node's own; needed for ``grpc:``.
 
     Raises:
         UsageError: An address of another kind.
+        CredentialsError: The other node is not pinned.
         DirectoryError: It cannot be opened.
     """
-    scheme, colon, rest = url.partition(":")
-    if scheme != "sqlite" or not colon or not rest:
-        raise UsageError(f"directory {url!r}: expected sqlite:PATH")
-    from node.directory_sqlite import SqliteDirectory
+    scheme, _, rest = url.partition(":")
+    if scheme == "sqlite" and rest:
+        from node.directory_sqlite import SqliteDirectory
 
-    return SqliteDirectory(Path(rest))
+        return SqliteDirectory(Path(rest))
+    peer, at, address = rest.removeprefix("//").partition("@")
+    if scheme != "grpc" or not rest.startswith("//") or not peer or not at:
+        raise UsageError(f"directory {url!r}: expected sqlite:PATH or grpc://NODE@HOST:PORT")
+    if credentials is None:
+        raise UsageError(f"directory {url!r}: needs this node's credentials")
+    from node.directory_remote import RemoteDirectory
+
+    return RemoteDirectory(credentials, peer, Address.parse(address))

@@ -13,9 +13,6 @@ from node import directory_tables as tables
 from node.clock import BootClock, Clock
 from node.database import Database, DatabaseUnavailable, DatabaseUnsettled
 from node.directory import (
-    LEASE_S_MAX,
-    LEASE_S_MIN,
-    VALUE_BYTES_MAX,
     WATCH_S_MAX,
     DirectoryState,
     NodeLease,
@@ -23,6 +20,8 @@ from node.directory import (
     OwnershipToken,
     Published,
     Record,
+    check_value,
+    lease_ms,
 )
 from node.errors import DirectoryAmbiguousError, DirectoryError, LeaseLiveError
 
@@ -96,7 +95,7 @@ class SqliteDirectory:
         await self._run(lambda c: tables.release(c, session_id, token))
 
     async def put(self, session_id: str, token: OwnershipToken, value: bytes) -> None:
-        limits.check_range("directory.value", len(value), 0, VALUE_BYTES_MAX, "bytes")
+        check_value(value)
         await self._run(lambda c: tables.put(c, session_id, token, value))
 
     async def published(self, session_id: str) -> Published | None:
@@ -116,13 +115,13 @@ class SqliteDirectory:
         return await self._look(lambda c: tables.read_page(c, node, after, min(size, PAGE_MAX)))
 
     async def register(self, node: str, incarnation: bytes, ttl_s: float) -> DirectoryState:
-        length_ms = _lease_ms(ttl_s)
+        length_ms = lease_ms(ttl_s)
         return await self._run(
             lambda c: tables.register(c, node, incarnation, length_ms, self._now_ms())
         )
 
     async def renew(self, node: str, incarnation: bytes, ttl_s: float) -> DirectoryState:
-        length_ms = _lease_ms(ttl_s)
+        length_ms = lease_ms(ttl_s)
         return await self._run(
             lambda c: tables.renew(c, node, incarnation, length_ms, self._now_ms())
         )
@@ -178,10 +177,3 @@ class SqliteDirectory:
             raise DirectoryAmbiguousError(f"directory: commit failed ({error})") from error
         except DatabaseUnavailable as error:
             raise DirectoryError(f"directory: {error}") from error
-
-
-def _lease_ms(ttl_s: float) -> int:
-    limits.check_range(
-        "lease.ttl", round(ttl_s * 1000), round(LEASE_S_MIN * 1000), round(LEASE_S_MAX * 1000), "ms"
-    )
-    return round(ttl_s * 1000)

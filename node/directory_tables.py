@@ -19,9 +19,9 @@ import secrets
 import sqlite3
 from typing import Final
 
+from node.config import LEASE_S
 from node.directory import (
     DIRECTORY_ID_BYTES,
-    LEASE_S,
     DirectoryState,
     NodeLease,
     Ownership,

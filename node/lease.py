@@ -20,7 +20,8 @@ import secrets
 from typing import Final
 
 from node.clock import Clock
-from node.directory import INCARNATION_BYTES, LEASE_S, Directory, DirectoryState
+from node.config import LEASE_S
+from node.directory import INCARNATION_BYTES, Directory, DirectoryState
 from node.errors import DirectoryError, FencedError, LeaseLostError
 
 log = logging.getLogger(__name__)

@@ -17,13 +17,12 @@ from grpc_reflection.v1alpha import reflection
 from kvpack.errors import KvpackError
 from kvpack.keys import load_key_file
 from node.binding import PackBinding
-from node.clock import BootClock
 from node.config import Address, ServeConfig
-from node.directory import open_directory
+from node.directory_member import member
+from node.directory_service import DirectoryService
 from node.engine_thread import EngineThread
 from node.errors import ListenError
 from node.files import make_private_folder
-from node.lease import NodeLease
 from node.migration import wire
 from node.migration.journal import Journal
 from node.migration.moves import Moves
@@ -120,18 +119,12 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         # The port first: a taken one is found before the model is loaded.
         server, address = _bind(config.address, live)
         stack.push_async_callback(server.stop, None)
-        directory = open_directory(config.directory_url)
-        stack.push_async_callback(directory.close)
-        lease = NodeLease(directory, name, BootClock(), config.lease_s)
-        await lease.start()
-        stack.push_async_callback(lease.close)
-        renewing = asyncio.create_task(lease.run())
-        stack.push_async_callback(_cancel, renewing)
+        ours = await stack.enter_async_context(member(config, live, name))
         journal = Journal(config.data_dir / "journal.sqlite")
         stack.push_async_callback(journal.close)
         engine = await fitting.load(config.model_dir)
         stack.callback(engine.close)
-        sessions = Sessions(name, engine, directory, journal, lease)
+        sessions = Sessions(name, engine, ours.directory, journal, ours.lease)
         binding = PackBinding.of(engine.model, key)
         source = Source(sessions, engine, binding, journal, _connector(live))
         spool = config.data_dir / SPOOL
@@ -144,6 +137,9 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         leases = asyncio.create_task(node.transfers.watch_leases())
         stack.push_async_callback(_cancel, leases)
         health_service = _add_services(server, live, node, config.data_dir / PACKS)
+        if ours.shared is not None:
+            service = DirectoryService(ours.shared, Gate(live))
+            server.add_generic_rpc_handlers((service.handlers(),))
         if fitting.services is not None:
             fitting.services(server, node)
         await server.start()

@@ -276,5 +276,21 @@ class Sessions:
                 f"session {session.session_id}: the directory does not know it, or is older "
                 f"than revision {session.token.revision}"
             )
+        if entry.token.generation != session.token.generation:
+            _follow_adoption(session, entry.token)
         if entry.token != session.token:
             raise StaleTokenError(f"session {session.session_id}: claimed anew since")
+
+
+def _follow_adoption(session: Session, token: OwnershipToken) -> None:
+    """The same write under a raised generation: the rows are still its rows.
+
+    Raises:
+        StaleTokenError: Whoever called must learn the new token first.
+    """
+    if token.revision == session.token.revision:
+        session.token = token
+        raise StaleTokenError(
+            f"session {session.session_id}: the directory was adopted, "
+            f"generation {token.generation}"
+        )

@@ -8,7 +8,8 @@ from node.config import prepare_process
 
 prepare_process()
 
-import node_support  # noqa: E402 - gRPC reads its environment when it is imported
+import directory_support  # noqa: E402 - gRPC reads its environment when it is imported
+import node_support  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +22,16 @@ def model_dir(tmp_path_factory):
 def world(tmp_path, model_dir):
     """Credentials of two nodes, a third node, a client and a stranger; nothing runs yet."""
     return node_support.World.make(tmp_path, model_dir)
+
+
+@pytest.fixture(scope="session")
+def parties(tmp_path_factory):
+    """Credentials of a keeper of a directory and of those who use it."""
+    return directory_support.enroll_all(tmp_path_factory.mktemp("parties"))
+
+
+@pytest.fixture(params=["sqlite", "grpc"])
+def directories(request, tmp_path, parties):
+    """A directory: the file itself, and the same file on another node."""
+    reached = None if request.param == "sqlite" else parties
+    return directory_support.Place(tmp_path / "directory.sqlite", reached)

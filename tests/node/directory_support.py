@@ -1,12 +1,34 @@
-"""Directories for tests, and a clock that a test moves."""
+"""Directories for tests: the file itself and the same file over gRPC; a clock that a test moves."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
+from pathlib import Path
 
+import grpc.aio
+
+from node import enroll
+from node.config import Address
+from node.directory import Ownership
+from node.directory_remote import RemoteDirectory
+from node.directory_service import DirectoryService
 from node.directory_sqlite import SqliteDirectory
+from node.trust import (
+    Gate,
+    GateInterceptor,
+    LiveCredentials,
+    Role,
+    pin,
+    server_credentials,
+    server_options,
+)
+
+KEEPER = "keeper"
+NODES = ("a", "b", "c")
+CLIENT = "client"
+STRANGER = "stranger"
 
 
 def nonce(number: int) -> bytes:
@@ -29,21 +51,109 @@ class FakeClock:
         self.value_s = now_s
 
 
+def enroll_all(root: Path) -> Path:
+    """Folders of a keeper of a directory, three nodes and a client of it, and a stranger."""
+    for name in (KEEPER, *NODES, CLIENT, STRANGER):
+        enroll.enroll(root / "authority", root / name, name)
+    keeper = (root / KEEPER / enroll.NODE_CERTIFICATE).read_bytes()
+    for name in (*NODES, CLIENT, STRANGER):
+        pin(root / name, keeper, Role.NODE)
+    for name in (*NODES, CLIENT):
+        role = Role.CLIENT if name == CLIENT else Role.NODE
+        pin(root / KEEPER, (root / name / enroll.NODE_CERTIFICATE).read_bytes(), role)
+    return root
+
+
+class Everybody:
+    """One directory as its nodes see it together: each write goes out by whom it is for.
+
+    A node reaches a directory of another machine under its own name only, so a test that speaks
+    for several nodes needs a connection of each. What names no node goes out by the owner.
+    """
+
+    def __init__(self, ways):
+        self.ways = ways
+
+    def __getattr__(self, name):
+        return getattr(self.ways["a"], name)
+
+    async def claim(self, session_id, node, nonce):
+        return await self.ways[node].claim(session_id, node, nonce)
+
+    async def transfer(self, session_id, token, node, nonce):
+        return await self.ways[node].transfer(session_id, token, node, nonce)
+
+    async def takeover(self, session_id, token, node, nonce):
+        return await self.ways[node].takeover(session_id, token, node, nonce)
+
+    async def release(self, session_id, token):
+        await (await self._of(session_id, token)).release(session_id, token)
+
+    async def put(self, session_id, token, value):
+        await (await self._of(session_id, token)).put(session_id, token, value)
+
+    async def register(self, node, incarnation, ttl_s):
+        return await self.ways[node].register(node, incarnation, ttl_s)
+
+    async def renew(self, node, incarnation, ttl_s):
+        return await self.ways[node].renew(node, incarnation, ttl_s)
+
+    async def expire(self, node, incarnation):
+        await self.ways[node].expire(node, incarnation)
+
+    async def _of(self, session_id, token):
+        entry = await self.ways["a"].owner(session_id)
+        owned = isinstance(entry, Ownership) and entry.token == token
+        return self.ways[entry.node if owned else "a"]
+
+
 @dataclasses.dataclass
 class Place:
-    """A directory file, the clock that it is measured by, and a way to open it."""
+    """A directory file, the clock that it is measured by, and how it is reached.
 
-    path: object
+    ``parties`` is a folder of :func:`enroll_all`, or None to use the file itself.
+    """
+
+    path: Path
+    parties: Path | None = None
     clock: FakeClock = dataclasses.field(default_factory=FakeClock)
 
     @contextlib.asynccontextmanager
-    async def opened(self, node: str = "a"):
-        """The directory, as ``node`` reaches it."""
+    async def opened(self):
+        """The directory, for all of its nodes."""
         directory = SqliteDirectory(self.path, self.clock)
         try:
-            yield directory
+            if self.parties is None:
+                yield directory
+                return
+            async with self.served(directory) as address:
+                ways = {name: self.remote(name, address) for name in NODES}
+                everybody = Everybody(ways)
+                # Only whoever has the file can adopt it.
+                everybody.adopt = directory.adopt
+                yield everybody
+                for way in ways.values():
+                    await way.close()
         finally:
             await directory.close()
+
+    @contextlib.asynccontextmanager
+    async def served(self, directory, shared=True):
+        """A server of ``directory``; gives its address."""
+        live = LiveCredentials(self.parties / KEEPER)
+        gate = Gate(live)
+        server = grpc.aio.server(interceptors=[GateInterceptor(gate)], options=server_options())
+        port = server.add_secure_port("127.0.0.1:0", server_credentials(live))
+        if shared:
+            server.add_generic_rpc_handlers((DirectoryService(directory, gate).handlers(),))
+        await server.start()
+        try:
+            yield Address("127.0.0.1", port)
+        finally:
+            await server.stop(None)
+
+    def remote(self, name, address):
+        return RemoteDirectory(LiveCredentials(self.parties / name), KEEPER, address)
 
     def run(self, work, seconds=60.0):
         """Run ``work(directory)`` with a bound on its time."""

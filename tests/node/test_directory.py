@@ -1,4 +1,7 @@
-"""The SQLite directory: one owner, one winner, tokens that only grow, replies that get lost."""
+"""Directories: one owner, one winner, tokens that only grow, replies that get lost.
+
+Each test runs against the file and against the same file on another node.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import asyncio
 import multiprocessing
 import os
 import stat
+from pathlib import Path
 
 import pytest
+from directory_support import Place, nonce
 
 from node.directory import (
     OwnershipToken,
@@ -24,27 +29,16 @@ from node.errors import (
 )
 
 
-def nonce(number: int) -> bytes:
-    return number.to_bytes(16, "big")
-
-
 @pytest.fixture
 def url(tmp_path):
     return f"sqlite:{tmp_path / 'directory.sqlite'}"
 
 
 def with_directory(url, work):
-    async def run():
-        directory = open_directory(url)
-        try:
-            return await work(directory)
-        finally:
-            await directory.close()
-
-    return asyncio.run(run())
+    return Place(Path(url.removeprefix("sqlite:"))).run(work)
 
 
-def test_claim_transfer_resume_and_release_each_compare_the_whole_token(url):
+def test_claim_transfer_resume_and_release_each_compare_the_whole_token(directories):
     async def work(directory):
         first = await directory.claim("s", "a", nonce(1))
         with pytest.raises(SessionExistsError):
@@ -66,18 +60,18 @@ def test_claim_transfer_resume_and_release_each_compare_the_whole_token(url):
         again = await directory.claim("s", "a", nonce(7))
         assert again.newer_than(third)
 
-    with_directory(url, work)
+    directories.run(work)
 
 
-def test_entries_and_identity_survive_a_restart(url):
+def test_entries_and_identity_survive_a_restart(directories):
     async def claim(directory):
         return await directory.claim("s", "a", nonce(1))
 
     async def look(directory):
         return await directory.owner("s")
 
-    token = with_directory(url, claim)
-    assert with_directory(url, look).token == token
+    token = directories.run(claim)
+    assert directories.run(look).token == token
 
 
 def _contend(path: str, node: str, rounds: int, start, results) -> None:
@@ -151,7 +145,7 @@ class Flaky:
 
 
 @pytest.mark.parametrize("happened", [True, False])
-def test_a_lost_reply_is_settled_by_nonce_and_happens_exactly_once(url, happened):
+def test_a_lost_reply_is_settled_by_nonce_and_happens_exactly_once(directories, happened):
     async def work(directory):
         token = await directory.claim("s", "a", nonce(1))
         flaky = Flaky(directory, happened=happened)
@@ -160,27 +154,27 @@ def test_a_lost_reply_is_settled_by_nonce_and_happens_exactly_once(url, happened
         assert (entry.node, entry.token) == ("b", new)
         assert new.revision == token.revision + 1
 
-    with_directory(url, work)
+    directories.run(work)
 
 
-def test_a_lost_reply_is_not_taken_for_success_where_another_write_came_in_between(url):
+def test_a_lost_reply_is_not_taken_for_success_where_another_write_came_in_between(directories):
     async def work(directory):
         token = await directory.claim("s", "a", nonce(1))
         await directory.transfer("s", token, "a", nonce(3))
         with pytest.raises(StaleTokenError):
             await settle(directory, "s", token, "b", nonce(2))
 
-    with_directory(url, work)
+    directories.run(work)
 
 
-def test_a_directory_that_stays_away_leaves_the_question_open(url):
+def test_a_directory_that_stays_away_leaves_the_question_open(directories):
     async def work(directory):
         token = await directory.claim("s", "a", nonce(1))
         flaky = Flaky(directory, happened=True, reachable=False)
         with pytest.raises(DirectoryAmbiguousError):
             await transfer_settled(flaky, "s", token, "b", nonce(2))
 
-    with_directory(url, work)
+    directories.run(work)
 
 
 def test_the_file_is_private_and_neither_a_link_nor_another_programs_file(tmp_path, url):
@@ -201,7 +195,13 @@ def test_the_file_is_private_and_neither_a_link_nor_another_programs_file(tmp_pa
             open_directory(f"sqlite:{tmp_path / name}")
 
 
-@pytest.mark.parametrize("url", ["sqlite:", "sqlite", "etcd://a", "/tmp/x", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("sqlite:", "sqlite", "etcd://a", "/tmp/x", "", "grpc:a@h:1", "grpc://h:1", "grpc://@h:1"),
+        *("grpc://a@h", "grpc://a@:1", "grpc://a@h:99999", "grpc://a@127.0.0.1:1"),
+    ],
+)
 def test_other_addresses_are_a_usage_error(url):
     with pytest.raises(UsageError):
         open_directory(url)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from directory_support import Place, nonce
+from directory_support import nonce
 
 from kvpack.errors import LimitError
 from node import directory_tables
+from node.config import LEASE_S
 from node.directory import (
-    LEASE_S,
     Ownership,
     OwnershipToken,
     Published,
@@ -25,8 +25,8 @@ ONE, TWO = b"1" * 16, b"2" * 16
 
 
 @pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path / "directory.sqlite")
+def place(directories):
+    return directories
 
 
 def test_a_released_session_is_told_from_one_that_was_never_there(place):
@@ -299,6 +299,7 @@ def test_a_file_of_the_first_schema_is_taken_over_as_it_is(place, tmp_path):
 
 def test_entries_of_a_node_are_listed_whole_by_id(place, monkeypatch):
     monkeypatch.setattr("node.directory_sqlite.PAGE_MAX", 3)
+    monkeypatch.setattr("node.directory_remote.PAGE", 3)
 
     async def work(directory):
         for number in range(10):
