@@ -64,11 +64,10 @@ class NodeClient:
         reply: pb.DetokenizeReply = await self._call(self._stub.Detokenize, request, LOOK_S)
         return reply.text
 
-    async def open(self, session_id: str) -> pb.SessionReply:
-        """Claim a new session there."""
-        reply: pb.SessionReply = await self._call(
-            self._stub.Open, pb.OpenRequest(session_id=session_id), LOOK_S
-        )
+    async def open(self, session_id: str, sampling: pb.Sampling | None = None) -> pb.SessionReply:
+        """Claim a new session there; greedy unless ``sampling`` says otherwise."""
+        request = pb.OpenRequest(session_id=session_id, sampling=sampling)
+        reply: pb.SessionReply = await self._call(self._stub.Open, request, LOOK_S)
         return reply
 
     async def get(self, session_id: str) -> pb.SessionReply:

@@ -28,6 +28,7 @@ VOLUME_WORST_S: Final = 0.1
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +126,6 @@ def _tune_malloc() -> None:
     libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
     libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
     libc.mallopt(_M_TOP_PAD, 64 << 20)
+    # Threads get arenas of their own otherwise, for which the thresholds do not hold: a chunk that
+    # was opened on a worker was unmapped and faulted in again, and each arena kept its own peak.
+    libc.mallopt(_M_ARENA_MAX, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from kvpack.publish import publish_new
 from kvpack.snapshot import SessionCacheSnapshot
 from node.binding import PackBinding
 from node.errors import SessionStateError
-from node.state import encode_state
+from node.state import encode_sampler, encode_state
 
 if TYPE_CHECKING:
     from node.session import Session
@@ -37,12 +38,12 @@ class SessionCut:
 
     Attributes:
         snapshot: Rows and token ids.
-        pending_token: The boundary token.
+        states: Plaintext of the SESSION and SAMPLER chunks.
         schedule: The calls that computed the rows.
     """
 
     snapshot: SessionCacheSnapshot
-    pending_token: int
+    states: Mapping[ChunkClass, bytes]
     schedule: CallSchedule
 
 
@@ -87,7 +88,15 @@ def cut_session(session: Session) -> SessionCut:
             f"session {session.session_id}: nothing to save: {position} tokens are computed"
         )
     snapshot = session.generation.snapshot(session.token_ids[:position])
-    return SessionCut(snapshot, session.token_ids[position], session.generation.schedule)
+    return SessionCut(snapshot, state_bytes(session, position), session.generation.schedule)
+
+
+def state_bytes(session: Session, cut: int) -> dict[ChunkClass, bytes]:
+    """Plaintext of the SESSION and SAMPLER chunks of a session that stands at ``cut``."""
+    return {
+        ChunkClass.SESSION: encode_state(session.state(cut)),
+        ChunkClass.SAMPLER: encode_sampler(session.decoding),
+    }
 
 
 def write_pack(path: Path, binding: PackBinding, cut: SessionCut) -> SavedPack:
@@ -97,8 +106,10 @@ def write_pack(path: Path, binding: PackBinding, cut: SessionCut) -> SavedPack:
         PublishError: The name exists, or the disk refuses.
     """
     position = cut.snapshot.position
-    state = encode_state(cut.pending_token)
-    component = seal_component(binding.context, ChunkClass.SESSION, position, 0, state)
+    components = [
+        seal_component(binding.context, chunk_class, position, 0, data)
+        for chunk_class, data in cut.states.items()
+    ]
     with publish_new(path) as sink:
         write_snapshot(
             sink,
@@ -107,7 +118,7 @@ def write_pack(path: Path, binding: PackBinding, cut: SessionCut) -> SavedPack:
             cut.snapshot,
             binding.numerics,
             cut.schedule,
-            components=[component],
+            components=components,
         )
         file_bytes = sink.written_bytes
     return SavedPack(path, file_bytes, position)

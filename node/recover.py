@@ -13,6 +13,7 @@ import logging
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvpack.bundle import BundleReader, parse_token_ids
 from kvpack.chunk import ChunkClass, tile_of
@@ -20,6 +21,7 @@ from kvpack.errors import KvpackError
 from kvpack.identity import require_same_identity
 from kvpack.keys import Keyring
 from kvpack.publish import is_private_name
+from node import fault_points
 from node.directory import NONCE_BYTES, Ownership, transfer_settled
 from node.errors import InventoryError, StaleTokenError
 from node.migration.messages import nonce_of
@@ -28,7 +30,10 @@ from node.migration.table import TargetState
 from node.migration.target import Target, Transfers, spool_name
 from node.packs import require_engine_rows
 from node.session import Session
-from node.state import decode_state
+from node.state import SessionState, decode_sampler, decode_state
+
+if TYPE_CHECKING:
+    from engine import DecodingState
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +88,7 @@ async def _settle(target: Target, transfers: Transfers) -> None:
         if isinstance(owner, Ownership) and owner.nonce == nonce:
             log.info("%s: committed before a restart", entry.key)
             await target.journal.record(entry.key, TargetState.COMMITTED, spool_name(entry.key))
+            fault_points.reach("target.settle.recorded")
         elif not await transfers.reload(entry):
             log.info("%s: aborted by a restart", entry.key)
             await transfers.abandon(entry)
@@ -103,6 +109,7 @@ async def _restore(target: Target, entry: Ownership, pack: Path) -> bool:
     """
     try:
         entry = await _raise(target, entry)
+        fault_points.reach("target.restore.raised")
     except StaleTokenError:
         log.warning("session %s: not owned by this node any more", entry.session_id)
         return False
@@ -129,19 +136,24 @@ async def _load(target: Target, entry: Ownership, pack: Path) -> Session:
         require_engine_rows(manifest)
         installer = await engine.call(engine.model.installer, manifest.position)
         token_ids: list[int] = []
-        pending: int | None = None
+        state: SessionState | None = None
+        decoding: DecodingState | None = None
         for opened in reader.chunks():
             if opened.reference.has_rows:
                 await engine.call(installer.scatter, tile_of(binding.layout, opened))
             elif opened.reference.chunk_class is ChunkClass.TOKEN_IDS:
                 token_ids.extend(parse_token_ids(opened))
             elif opened.reference.chunk_class is ChunkClass.SESSION:
-                pending = decode_state(opened.plaintext)
-        if pending is None:
+                state = decode_state(opened.plaintext)
+            elif opened.reference.chunk_class is ChunkClass.SAMPLER:
+                decoding = decode_sampler(opened.plaintext)
+        if state is None:
             raise InventoryError(f"{pack.name}: no session chunk")
         generation = await engine.call(installer.finish, manifest.schedule)
     session = Session(
-        entry.session_id, entry.token, generation, [*token_ids, pending], engine.model.vocab_size
-    )
+        entry.session_id, entry.token, generation, [*token_ids, state.pending_token],
+        engine.model.vocab_size, decoding,
+    )  # fmt: skip
+    session.restore(state)
     session.spool = pack
     return session

@@ -9,6 +9,7 @@ other bits.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import enum
 import re
 from collections.abc import Sequence
@@ -19,9 +20,10 @@ from typing import TYPE_CHECKING, Final
 from kvpack.errors import LimitError
 from node.directory import OwnershipToken
 from node.errors import SessionStateError
+from node.state import SessionState
 
 if TYPE_CHECKING:
-    from engine import Generation, Logits
+    from engine import DecodingState, Generation, Logits, SamplerState
 
 #: One path component on every file system, and never a hidden or a special one.
 _SESSION_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -77,6 +79,10 @@ class Session:
         phase: Whether it may serve.
         token_ids: Known tokens, by position. The user's text: never logged.
         generation: The rows.
+        decoding: How the next token is chosen, and what of the text waits. Greedy by default.
+        revision: How often tokens were given to the session.
+        context_epoch: How often its context was rebuilt.
+        messages: The conversation that a rebuild would begin from. The user's text.
         spool: The durable pack it arrived in, if it did; superseded, but the last published cut.
         lock: Held by the one operation that is under way.
     """
@@ -88,8 +94,15 @@ class Session:
         generation: Generation,
         token_ids: Sequence[int] = (),
         vocab_size: int = 0,
+        decoding: DecodingState | None = None,
     ) -> None:
+        from engine import DecodingState
+
         self.session_id = check_session_id(session_id)
+        self.decoding = decoding or DecodingState()
+        self.revision = 0
+        self.context_epoch = 0
+        self.messages: tuple[bytes, ...] = ()
         self.token = token
         self.phase = Phase.ACTIVE
         self.token_ids = list(token_ids)
@@ -132,7 +145,23 @@ class Session:
             )
         if token_ids and max(token_ids) >= self._vocab_size:
             raise LimitError("token_ids", f"ids below {self._vocab_size}", "an id outside")
-        self.token_ids.extend(token_ids)
+        if token_ids:
+            sampler = self.decoding.sampler.observe(token_ids)
+            self.decoding = dataclasses.replace(self.decoding, sampler=sampler)
+            self.token_ids.extend(token_ids)
+            self.revision += 1
+
+    def state(self, position: int) -> SessionState:
+        """What the session is at the cut ``position``, beyond rows, tokens and decoding state."""
+        return SessionState(
+            self.token_ids[position], self.revision, self.context_epoch, self.messages
+        )
+
+    def restore(self, state: SessionState) -> None:
+        """Be what ``state`` says. Its pending token is the caller's to place."""
+        self.revision = state.revision
+        self.context_epoch = state.context_epoch
+        self.messages = state.messages
 
     def backlog_calls(self) -> list[int]:
         """Sizes of the prefill calls that lead up to the boundary token."""
@@ -146,7 +175,7 @@ class Session:
         self.generation.prefill(self.token_ids[start : start + call_tokens])
 
     def decode_next(self) -> Decoded:
-        """The boundary call: compute the last known token alone, choose the next one greedily.
+        """The boundary call: compute the last known token alone, and choose the next one.
 
         Raises:
             SessionStateError: Nothing is known, or a backlog is left.
@@ -157,8 +186,10 @@ class Session:
                 "there is no single next call"
             )
         logits = self.generation.step(self.token_ids[-1])
-        self._last = Decoded(self.next_index, logits.argmax(), logits)
-        self.token_ids.append(self._last.token_id)
+        token_id, sampler = _choose(self.decoding.sampler, logits)
+        self.decoding = dataclasses.replace(self.decoding, sampler=sampler)
+        self._last = Decoded(self.next_index, token_id, logits)
+        self.token_ids.append(token_id)
         return self._last
 
     def recall(self, index: int) -> Decoded:
@@ -166,3 +197,11 @@ class Session:
         if self._last is not None and self._last.index == index:
             return self._last
         return Decoded(index, self.token_ids[index], None)
+
+
+def _choose(sampler: SamplerState, logits: Logits) -> tuple[int, SamplerState]:
+    parameters = sampler.parameters
+    if parameters.temperature == 0 and not parameters.history_tokens and not parameters.logit_bias:
+        # The same token, without a copy of all logits.
+        return logits.argmax(), sampler
+    return sampler.choose(logits)

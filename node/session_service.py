@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc.aio
 
@@ -24,6 +24,9 @@ from node.pb.v1 import session_pb2_grpc
 from node.session import Phase, Session, check_session_id
 from node.sessions import Sessions
 from node.status import refuse
+
+if TYPE_CHECKING:
+    from engine import DecodingState
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -114,7 +117,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
 
     @_answering
     async def Open(self, request: pb.OpenRequest, context: _Context) -> pb.SessionReply:
-        return _reply(await self._sessions.open(request.session_id))
+        decoding = decoding_of(request.sampling) if request.HasField("sampling") else None
+        return _reply(await self._sessions.open(request.session_id, decoding))
 
     @_answering
     async def Get(self, request: pb.GetRequest, context: _Context) -> pb.SessionReply:
@@ -192,7 +196,34 @@ def _reply(session: Session) -> pb.SessionReply:
         position=session.position,
         next_index=session.next_index,
         phase=_PHASES[session.phase],
+        revision=session.revision,
+        context_epoch=session.context_epoch,
     )
+
+
+def decoding_of(sampling: pb.Sampling) -> DecodingState:
+    """The state before the first choice.
+
+    Raises:
+        LimitError: Names the parameter, its range and what was given.
+    """
+    from engine import DecodingState, SamplerState, SamplingParameters
+
+    given = {
+        name: getattr(sampling, name)
+        for name in ("top_p", "repetition_penalty", "penalty_window_tokens")
+        if sampling.HasField(name)
+    }
+    parameters = SamplingParameters(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        **given,
+    )
+    seed = sampling.seed if sampling.HasField("seed") else None
+    return DecodingState(SamplerState.begin(parameters, seed))
 
 
 def _progress(progress: Progress) -> pb.MigrateProgress:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from node.config import Address
 from node.directory import (
@@ -38,6 +38,9 @@ from node.errors import (
 from node.lease import NodeLease
 from node.migration.journal import Journal
 from node.session import Decoded, Phase, Session, check_session_id
+
+if TYPE_CHECKING:
+    from engine import DecodingState
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +86,8 @@ class Sessions:
         chosen = ids[:size]
         return [self._live[i] for i in chosen], chosen[-1] if len(ids) > size else ""
 
-    async def open(self, session_id: str) -> Session:
-        """Claim a new session.
+    async def open(self, session_id: str, decoding: DecodingState | None = None) -> Session:
+        """Claim a new session; ``decoding`` is how its tokens are chosen, greedy by default.
 
         Raises:
             SessionExistsError: It lives here, or another node owns it.
@@ -100,7 +103,7 @@ class Sessions:
             token = await self._claim(session_id)
             generation = await self.engine.call(self.engine.model.new_generation)
             vocab_size = self.engine.model.vocab_size
-            session = Session(session_id, token, generation, vocab_size=vocab_size)
+            session = Session(session_id, token, generation, (), vocab_size, decoding)
             self._live[session_id] = session
         finally:
             self._opening.discard(session_id)

@@ -1,49 +1,131 @@
-"""The SESSION chunk: what a session is beyond its rows and token ids, as bytes."""
+"""The SESSION and SAMPLER chunks: what a session is beyond its rows and token ids, as bytes.
+
+Each payload begins with one byte, the version of its schema. The schemas are frozen: whoever meets
+another version refuses it by its number.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvpack import limits
 from kvpack.errors import VersionError
 from kvpack.wire.scan import FieldRule, Kind, MessageRule, scan
 from node.pb.v1 import state_pb2
 
+if TYPE_CHECKING:
+    from engine import DecodingState
+
 STATE_VERSION: Final = 1
+SAMPLER_VERSION: Final = 1
 
-#: One small integer; a later version is refused by its number.
-STATE_BYTES_MAX: Final = 64
+#: One message of a conversation, and all of them: what a chunk holds with room to spare.
+MESSAGE_BYTES_MAX: Final = 1 << 20
+MESSAGES_MAX: Final = 4096
+STATE_BYTES_MAX: Final = 3 << 20
 
+#: A sampler with 1,024 biases, 4,096 tokens of history and four stop strings is far below.
+SAMPLER_BYTES_MAX: Final = 256 << 10
+
+_U63: Final = (1 << 63) - 1
 _RULE: Final = MessageRule(
-    MappingProxyType({1: FieldRule("pending_token", Kind.UINT, high=limits.TOKEN_ID_MAX)}),
+    MappingProxyType(
+        {
+            1: FieldRule("pending_token", Kind.UINT, high=limits.TOKEN_ID_MAX),
+            2: FieldRule("revision", Kind.UINT, high=_U63),
+            3: FieldRule("context_epoch", Kind.UINT, high=_U63),
+            4: FieldRule("messages", Kind.BYTES, high=MESSAGE_BYTES_MAX, count_max=MESSAGES_MAX),
+        }
+    ),
     required=frozenset(),
     bytes_max=STATE_BYTES_MAX,
 )
 
 
-def encode_state(pending_token: int) -> bytes:
-    """The chunk's plaintext for a session whose boundary token is ``pending_token``.
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """What the SESSION chunk says.
+
+    Attributes:
+        pending_token: The boundary token.
+        revision: How often tokens were given to the session.
+        context_epoch: How often its context was rebuilt.
+        messages: The conversation that a rebuild would begin from, one JSON object each. The
+            user's text.
 
     Raises:
-        LimitError: Not a token id.
+        LimitError: A value is outside its range.
     """
-    limits.check_range("session.pending_token", pending_token, 0, limits.TOKEN_ID_MAX)
-    state = state_pb2.SessionState(pending_token=pending_token)
-    return bytes((STATE_VERSION,)) + state.SerializeToString(deterministic=True)
+
+    pending_token: int
+    revision: int = 0
+    context_epoch: int = 0
+    messages: tuple[bytes, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        limits.check_range("session.pending_token", self.pending_token, 0, limits.TOKEN_ID_MAX)
+        limits.check_range("session.revision", self.revision, 0, _U63)
+        limits.check_range("session.context_epoch", self.context_epoch, 0, _U63)
+        limits.check_range("session.messages", len(self.messages), 0, MESSAGES_MAX)
+        for message in self.messages:
+            limits.check_range("session.messages", len(message), 1, MESSAGE_BYTES_MAX, "bytes")
 
 
-def decode_state(plaintext: bytes | memoryview) -> int:
-    """The boundary token that the chunk names.
+def encode_state(state: SessionState) -> bytes:
+    """The SESSION chunk's plaintext.
+
+    Raises:
+        LimitError: The messages together are longer than a chunk may be.
+    """
+    encoded = state_pb2.SessionState(
+        pending_token=state.pending_token,
+        revision=state.revision,
+        context_epoch=state.context_epoch,
+        messages=state.messages,
+    ).SerializeToString(deterministic=True)
+    limits.check_range("session.bytes", len(encoded), 0, STATE_BYTES_MAX, "bytes")
+    return bytes((STATE_VERSION,)) + encoded
+
+
+def decode_state(plaintext: bytes | memoryview) -> SessionState:
+    """What the SESSION chunk says.
 
     Raises:
         VersionError: Another version.
         FormatError: Not exactly the bytes that :func:`encode_state` makes.
         LimitError: Too long, or a value outside its range.
     """
-    limits.check_range("session.bytes", len(plaintext), 1, STATE_BYTES_MAX, "bytes")
-    if plaintext[0] != STATE_VERSION:
-        raise VersionError("session.version", STATE_VERSION, plaintext[0])
-    encoded = bytes(plaintext[1:])
+    encoded = _without_version(plaintext, "session", STATE_VERSION, STATE_BYTES_MAX)
     scan(_RULE, encoded, "session")
-    return state_pb2.SessionState.FromString(encoded).pending_token
+    message = state_pb2.SessionState.FromString(encoded)
+    return SessionState(
+        message.pending_token, message.revision, message.context_epoch, tuple(message.messages)
+    )
+
+
+def encode_sampler(decoding: DecodingState) -> bytes:
+    """The SAMPLER chunk's plaintext: the engine's record of sampler and text."""
+    return bytes((SAMPLER_VERSION,)) + decoding.to_bytes()
+
+
+def decode_sampler(plaintext: bytes | memoryview) -> DecodingState:
+    """What the SAMPLER chunk says.
+
+    Raises:
+        VersionError: Another version.
+        FormatError: Not a record of that version.
+        LimitError: Too long, or a field outside its cap.
+    """
+    from engine import DecodingState
+
+    encoded = _without_version(plaintext, "sampler", SAMPLER_VERSION, SAMPLER_BYTES_MAX)
+    return DecodingState.from_bytes(encoded)
+
+
+def _without_version(plaintext: bytes | memoryview, name: str, version: int, most: int) -> bytes:
+    limits.check_range(f"{name}.bytes", len(plaintext), 1, most + 1, "bytes")
+    if plaintext[0] != version:
+        raise VersionError(f"{name}.version", version, plaintext[0])
+    return bytes(plaintext[1:])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from kvpack.chunk import (
 )
 from kvpack.identity import CallSchedule
 from kvpack.snapshot import Tile, TileSpec
+from node import fault_points
 from node.binding import PackBinding
 from node.engine_thread import EngineThread
 from node.errors import InventoryError, PeerUnavailableError, SessionFrozenError
@@ -42,9 +43,9 @@ from node.migration.wire import (
     encode_open,
     peer_error,
 )
+from node.packs import state_bytes
 from node.pb.v1 import migration_pb2 as pb
 from node.session import Decoded, Session
-from node.state import encode_state
 
 #: Tiles between engine and wire, about 2 MiB each.
 QUEUE_TILES: Final = 4
@@ -123,6 +124,7 @@ class Feed:
         self._references: list[ChunkReference] = []
         self._holding = Holding()
         self._kept: dict[Item, Tile] = {}
+        self._states: dict[ChunkClass, bytes] = {}
         self._fed: Fed | None = None
         self._finished: tuple[CallSchedule, Decoded] | None = None
         self.tape = tape
@@ -175,6 +177,7 @@ class Feed:
         index = len(self._references)
         if self.tape.cut is not None and self._timeline.zero_s == 0.0:
             self._timeline.zero_s = time.monotonic()
+            self._note_state(self.tape.cut)
         while await self._more(index):
             await self._compute(self.tape.rows_needed(index))
             item = self.tape.items[index]
@@ -199,11 +202,17 @@ class Feed:
             if await self._freeze():
                 self._timeline.zero_s = time.monotonic()
                 tape.close(self._session.next_index - 1)
+                fault_points.reach("source.frozen")
+                self._note_state(self._session.next_index - 1)
             elif time.monotonic() > patience:
                 raise SessionFrozenError(
                     f"session {self._session.session_id}: busy for {FREEZE_S:.0f} s; no time to cut"
                 )
         return index < len(tape.items)
+
+    def _note_state(self, cut: int) -> None:
+        """Keep what the session is before its boundary call: sent again, it is the same bytes."""
+        self._states = state_bytes(self._session, cut)
 
     async def _compute(self, rows: int) -> None:
         """Compute known tokens, one grid call after the other, until ``rows`` rows exist."""
@@ -243,6 +252,7 @@ class Feed:
                 async with asyncio.timeout(STALL_S):
                     await call.write(piece)
                 self._sent(sent)
+                fault_points.reach("source.chunk.sent")
             await call.done_writing()
             async with asyncio.timeout(STALL_S):
                 reply = await call
@@ -261,7 +271,9 @@ class Feed:
             )
 
     def _seal(self, loaded: _Loaded) -> tuple[bytes, _Sent]:
-        chunk = seal_item(self._binding, self._session.token_ids, loaded.item, loaded.tile)
+        chunk = seal_item(
+            self._binding, self._session.token_ids, self._states, loaded.item, loaded.tile
+        )
         held = chunk.reference.seal_id in self._holding.seal_ids
         piece = encode_held(chunk.reference.seal_id) if held else encode_object(chunk.object)
         return piece, _Sent(chunk.reference, held)
@@ -276,13 +288,18 @@ class Feed:
 
 
 def seal_item(
-    binding: PackBinding, token_ids: list[int], item: Item, tile: Tile | None
+    binding: PackBinding,
+    token_ids: list[int],
+    states: Mapping[ChunkClass, bytes],
+    item: Item,
+    tile: Tile | None,
 ) -> SealedChunk:
     """The chunk of one item of a tape. Equal items give equal bytes, whoever seals them.
 
     Args:
         binding: What it is sealed for.
         token_ids: All known tokens of the session.
+        states: Plaintext of its state chunks.
         item: What it holds.
         tile: The rows, where it holds rows.
     """
@@ -294,8 +311,8 @@ def seal_item(
         return chunk
     if isinstance(item, TileSpec):
         raise RuntimeError("a tile without its rows")
-    state = encode_state(token_ids[item.position])
-    return seal_component(binding.context, ChunkClass.SESSION, item.position, 0, state)
+    data = states[item.chunk_class]
+    return seal_component(binding.context, item.chunk_class, item.position, 0, data)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -162,9 +162,14 @@ class Inbound:
         """
         if not self.exact and not inventory.boundary_logits:
             raise InventoryError("numerics differ, and no boundary logits were sent")
-        generation, token_ids = await self.receiver.seal(inventory)
+        arrived = await self.receiver.seal(inventory)
         # The token is replaced at the swap by the one that the directory gives.
-        self._session = Session(self.offer.session_id, self.base, generation, token_ids, vocab_size)
+        session = Session(
+            self.offer.session_id, self.base, arrived.generation, arrived.token_ids, vocab_size,
+            arrived.decoding,
+        )  # fmt: skip
+        session.restore(arrived.state)
+        self._session = session
         self.inventory = inventory
 
     async def probe(self, engine: EngineThread) -> None:

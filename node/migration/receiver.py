@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvpack.bundle import parse_token_ids
@@ -24,6 +25,7 @@ from kvpack.errors import LayoutMismatchError
 from kvpack.identity import CallSchedule
 from kvpack.manifest import open_manifest
 from kvpack.snapshot import Tile
+from node import fault_points
 from node.binding import PackBinding
 from node.engine_thread import EngineThread
 from node.errors import InventoryError
@@ -32,14 +34,37 @@ from node.migration.messages import Inventory, Offer
 from node.migration.spool import Pack
 from node.migration.wire import Cut, Held, Piece
 from node.packs import require_engine_rows
-from node.state import decode_state
+from node.state import SessionState, decode_sampler, decode_state
 
 if TYPE_CHECKING:
-    from engine import Generation, Installer
+    from engine import DecodingState, Generation, Installer
 
 _ACCEPTED: Final = frozenset(
-    {ChunkClass.FULL, ChunkClass.SWA, ChunkClass.TOKEN_IDS, ChunkClass.SESSION}
+    {
+        ChunkClass.FULL,
+        ChunkClass.SWA,
+        ChunkClass.TOKEN_IDS,
+        ChunkClass.SESSION,
+        ChunkClass.SAMPLER,
+    }
 )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Arrived:
+    """The parts of a session that arrived whole, before anybody can see it.
+
+    Attributes:
+        generation: The rows of the cut.
+        token_ids: All known tokens: the cut's and the boundary token.
+        state: What it is beyond that.
+        decoding: Its sampler and text; None where the source sent none.
+    """
+
+    generation: Generation
+    token_ids: tuple[int, ...]
+    state: SessionState
+    decoding: DecodingState | None
 
 
 class Receiver:
@@ -63,7 +88,8 @@ class Receiver:
         self._object_bytes = 0
         self._seal_ids: set[bytes] = set()
         self._token_ids: dict[int, tuple[int, ...]] = {}
-        self._pending: int | None = None
+        self._state: SessionState | None = None
+        self._decoding: DecodingState | None = None
         self._manifest = b""
         self._cut = None if offer.growing else offer.position
         self._held = held
@@ -149,11 +175,14 @@ class Receiver:
             await self._engine.call(self._scatter, tile)
         elif reference.chunk_class is ChunkClass.TOKEN_IDS:
             self._token_ids[reference.first_position] = parse_token_ids(opened)
+        elif reference.chunk_class is ChunkClass.SAMPLER:
+            self._decoding = decode_sampler(opened.plaintext)
         else:
-            self._pending = decode_state(opened.plaintext)
+            self._state = decode_state(opened.plaintext)
         self._seal_ids.add(reference.seal_id)
         self._references.append(reference)
         self._object_bytes += reference.object_bytes
+        fault_points.reach("target.chunk.taken")
 
     def _scatter(self, tile: Tile) -> None:
         installer = self._require_installer()
@@ -161,11 +190,11 @@ class Receiver:
             installer.grow(tile.spec.end_position)
         installer.scatter(tile)
 
-    async def seal(self, inventory: Inventory) -> tuple[Generation, list[int]]:
-        """Gate everything that arrived against the manifest; gives the detached generation.
+    async def seal(self, inventory: Inventory) -> Arrived:
+        """Gate everything that arrived against the manifest.
 
         Returns:
-            The generation at the cut, and all known tokens: the cut's and the boundary token.
+            The session's parts, detached.
 
         Raises:
             InventoryError: What arrived is not what was sealed.
@@ -174,7 +203,8 @@ class Receiver:
                 LayoutMismatchError.
         """
         schedule = await asyncio.to_thread(self._gate, inventory)
-        if self._pending is None:
+        state = self._state
+        if state is None:
             raise InventoryError("no session chunk arrived")
         token_ids = [i for first in sorted(self._token_ids) for i in self._token_ids[first]]
         if len(token_ids) != self._cut:
@@ -182,7 +212,7 @@ class Receiver:
         generation = await self._engine.call(self._require_installer().finish, schedule)
         self._installer = None
         self._manifest = inventory.manifest
-        return generation, [*token_ids, self._pending]
+        return Arrived(generation, (*token_ids, state.pending_token), state, self._decoding)
 
     async def publish(self) -> None:
         """Finish the pack and make it durable under its name.
@@ -225,8 +255,10 @@ class Receiver:
             raise InventoryError(f"{where}: class {reference.chunk_class.value} is not sent")
         if reference.seal_id in self._seal_ids:
             raise InventoryError(f"{where}: this chunk was here before")
-        if reference.chunk_class is ChunkClass.SESSION and self._pending is not None:
+        if reference.chunk_class is ChunkClass.SESSION and self._state is not None:
             raise InventoryError(f"{where}: a second session chunk")
+        if reference.chunk_class is ChunkClass.SAMPLER and self._decoding is not None:
+            raise InventoryError(f"{where}: a second sampler chunk")
         if self._cut is None and reference.chunk_class is not ChunkClass.FULL:
             raise InventoryError(f"{where}: only rows of full layers come before the cut is named")
         if reference.chunk_class is ChunkClass.TOKEN_IDS and (

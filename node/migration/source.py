@@ -24,6 +24,7 @@ from kvpack.chunk import ChunkClass, seal_component
 from kvpack.errors import KvpackError
 from kvpack.layout import LayerKind
 from kvpack.wire import encode_numerics
+from node import fault_points
 from node.binding import PackBinding
 from node.config import Address
 from node.directory import NONCE_BYTES, Whose, whose
@@ -242,7 +243,9 @@ class Move:
                 await self._patience.wait()
                 await self._reconnect()
             request = self._request = self._request or await self._new_request()
+            fault_points.reach("source.prepare.before")
             reply = await self._ask(self._stub.prepare, request, PREPARE_S)
+            fault_points.reach("source.prepare.after")
             self._holding = Holding(reply.received_objects, frozenset(reply.held_seal_ids))
         except PeerUnavailableError as error:
             if again and self._patience.left():
@@ -328,7 +331,9 @@ class Move:
                 binding.context, ChunkClass.FINAL_LOGITS, fed.position, 1, logits.data
             ).object
         try:
+            fault_points.reach("source.seal.before")
             await self._ask(self._stub.seal, request, SEAL_S)
+            fault_points.reach("source.seal.after")
         except PeerUnavailableError as error:
             if self._patience.left():
                 log.warning("move of %s: no answer to Seal: %s", self._session.session_id, error)
@@ -342,17 +347,21 @@ class Move:
     async def _commit(self) -> SourceEvent:
         self._report_progress()
         try:
+            fault_points.reach("source.commit.before")
             await self._ask_commit()
+            fault_points.reach("source.commit.after")
         except NodeError as error:
             return self._failed(error, SourceEvent.COMMIT_FAILED)
         return SourceEvent.COMMIT_ANSWERED
 
     async def _read_owner(self) -> SourceEvent:
         sessions = self._source.sessions
+        fault_points.reach("source.owner.before")
         try:
             entry = await sessions.directory.owner(self._session.session_id)
         except DirectoryError as error:
             return self._failed(error, SourceEvent.DIRECTORY_DOWN)
+        fault_points.reach("source.owner.after")
         standing = whose(entry, sessions.node, self._token)
         if standing is Whose.UNKNOWN or entry is None:
             # Not "owned by another": a directory that was restored or lost may yet name us.
@@ -374,6 +383,7 @@ class Move:
     async def _raise(self) -> SourceEvent:
         sessions = self._source.sessions
         nonce = secrets.token_bytes(NONCE_BYTES)
+        fault_points.reach("source.raise.before")
         try:
             self._session.token = await sessions.directory.transfer(
                 self._session.session_id, self._token, sessions.node, nonce
@@ -382,6 +392,7 @@ class Move:
             return SourceEvent.RAISE_LOST
         except DirectoryError as error:
             return self._failed(error, SourceEvent.DIRECTORY_DOWN)
+        fault_points.reach("source.raise.after")
         return SourceEvent.RAISED
 
     async def _wait(self) -> SourceEvent:
@@ -409,6 +420,7 @@ class Move:
         self._report_progress()
 
     async def _abort(self) -> None:
+        fault_points.reach("source.abort.before")
         if self._transfer.number:
             try:
                 await self._ask(self._stub.abort, pb.AbortRequest(transfer=self._transfer), ABORT_S)
@@ -417,13 +429,16 @@ class Move:
                 log.info("abort of %s: %s", self._session.session_id, error)
 
     async def _thaw(self) -> None:
+        fault_points.reach("source.thaw.before")
         self._session.phase = Phase.ACTIVE
         await self._abort()
 
     async def _release(self) -> None:
         order = self._order
+        fault_points.reach("source.release.before")
         self._source.sessions.forward(self._session.session_id, order.target, order.address)
         await self._source.sessions.drop(self._session)
+        fault_points.reach("source.release.after")
         if self._reply is None:
             # Commit is idempotent: it answers again what it answered before.
             try:

@@ -14,6 +14,7 @@ from kvpack.bundle import BundleWriter
 from kvpack.errors import PublishError
 from kvpack.keys import EpochKey
 from kvpack.publish import FILE_MODE, PrivateFile, explain, flush, link_without_replace
+from node import fault_points
 
 #: How much may wait to be made durable: what a power cut costs a transfer under way.
 FLUSH_BYTES: Final = 64 << 20
@@ -94,6 +95,7 @@ class Spool:
         if self._waiting_bytes >= FLUSH_BYTES:
             with _translated(self.path):
                 flush(self._descriptor)
+            fault_points.reach("target.spool.flushed")
             self._waiting_bytes, self.durable_objects = 0, self._objects
 
     def publish(self, manifest: bytes) -> None:
@@ -110,8 +112,10 @@ class Spool:
         with _translated(self.path), _folder(self.path.parent) as folder:
             flush(self._descriptor)
             self._close()
+            fault_points.reach("target.link.before")
             link_without_replace(folder, self._private.name, self.path.name)
             self._published = True
+            fault_points.reach("target.link.after")
             self._private.unlink(missing_ok=True)
             os.fsync(folder)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvpack import limits
+from kvpack.chunk import ChunkClass
 from kvpack.layout import CacheLayout, LayerKind
 from kvpack.snapshot import TileSpec, cut_tile_specs, tile_specs
 
@@ -25,9 +26,10 @@ class TokenRange:
 
 @dataclass(frozen=True, slots=True)
 class StateAt:
-    """The SESSION chunk of a cut."""
+    """The SESSION or SAMPLER chunk of a cut."""
 
     position: int
+    chunk_class: ChunkClass
 
 
 Item = TileSpec | TokenRange | StateAt
@@ -89,7 +91,7 @@ class Tape:
         sent = set(self.items)
         rest = [spec for spec in cut_tile_specs(self.layout, cut) if spec not in sent]
         self.items += _token_ranges(cut)
-        self.items.append(StateAt(cut))
+        self.items += (StateAt(cut, ChunkClass.SESSION), StateAt(cut, ChunkClass.SAMPLER))
         ordered = sorted(rest, key=lambda spec: spec.end_position)
         self.items += ordered
 

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from kvpack.errors import KvpackError
 from kvpack.identity import require_same_identity
+from node import fault_points
 from node.binding import PackBinding
 from node.directory import Ownership, OwnershipToken, settle, transfer_settled
 from node.engine_thread import EngineThread
@@ -125,6 +126,7 @@ class Transfers:
                 )
                 if verdict is not Verdict.NEW:
                     raise ReplayError(f"{offer.key}: its memory was lost with a restart")
+                fault_points.reach("target.reserve.after")
                 return await self._begin(offer, TargetEvent.PREPARE, held)
             except BaseException:
                 held.close()
@@ -318,6 +320,7 @@ class Transfers:
 
     async def _take_again(self, inbound: Inbound, path: Path) -> None:
         """Take the objects of an old spool file as if they came now; then the file may go."""
+        fault_points.reach("target.reload.begun")
         old = await asyncio.to_thread(HeldFile, path, len(inbound.offer.header_bytes))
         try:
             async with inbound.lock:
@@ -331,6 +334,7 @@ class Transfers:
         for chunk in old.objects():
             try:
                 await inbound.receiver.take(memoryview(chunk))
+                fault_points.reach("target.reload.taken")
             except InventoryError:
                 # The rest belongs behind the cut of a growing transfer, which nobody told us yet.
                 return
@@ -355,6 +359,7 @@ class Transfers:
         base: OwnershipToken | None = None
         try:
             base = offer.token or await self._claim(offer)
+            fault_points.reach("target.claim.after")
             receiver = await Receiver.begin(
                 target.engine,
                 target.binding,
@@ -421,6 +426,7 @@ class Transfers:
             try:
                 inbound.require_no_stream()
                 await inbound.accept(inventory, self._target.engine.model.vocab_size)
+                fault_points.reach("target.gate.after")
             except KvpackError as error:
                 await self._give_up(inbound, TargetEvent.SEAL_BAD, error)
                 raise
@@ -446,8 +452,10 @@ class Transfers:
             if effect is TargetEffect.ANSWER:
                 return inbound.answer()
             if effect is TargetEffect.SWAP:
+                fault_points.reach("target.swap.before")
                 self._swap(inbound)
                 await self._record(inbound)
+                fault_points.reach("target.record.after")
                 return inbound.answer()
             if effect is TargetEffect.DISCARD:
                 await self._discard(inbound)
@@ -459,6 +467,7 @@ class Transfers:
         try:
             if effect is TargetEffect.PROBE:
                 await inbound.probe(self._target.engine)
+                fault_points.reach("target.probe.after")
                 event = TargetEvent.PROBE_GOOD
             elif effect is TargetEffect.PUBLISH:
                 await inbound.receiver.publish()
@@ -475,6 +484,7 @@ class Transfers:
         """The commit point: one compare-and-swap, settled by its nonce where its reply is lost."""
         sessions, offer = self._target.sessions, inbound.offer
         move = settle if effect is TargetEffect.SETTLE else transfer_settled
+        fault_points.reach("target.cas.before")
         try:
             inbound.token = await move(
                 sessions.directory, offer.session_id, inbound.base, sessions.node, offer.nonce
@@ -485,6 +495,7 @@ class Transfers:
         except DirectoryError as error:
             inbound.failure = error
             return TargetEvent.CAS_UNKNOWN
+        fault_points.reach("target.cas.after")
         return TargetEvent.CAS_WON
 
     def _swap(self, inbound: Inbound) -> None:
@@ -523,6 +534,7 @@ class Transfers:
     async def _discard(self, inbound: Inbound) -> None:
         inbound.forget_session()
         await inbound.receiver.drop()
+        fault_points.reach("target.discard.dropped")
         await self._let_go(inbound.offer, inbound.base)
         await self._record(inbound)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from kvpack.chunk import ChunkClass, seal_component, seal_tile, seal_token_ids
+from kvpack.chunk import seal_component, seal_tile, seal_token_ids
 from kvpack.keys import generate_key, write_key_file
 from kvpack.wire import encode_numerics
 from node import enroll
@@ -22,7 +22,6 @@ from node.packs import cut_session, manifest_blob
 from node.pb.v1 import migration_pb2 as pb
 from node.pb.v1 import session_pb2
 from node.server import running
-from node.state import encode_state
 from node.tiny import make_tiny_model
 from node.trust import Role, load_credentials, open_channel, pin
 
@@ -203,8 +202,10 @@ class HandSource:
         context, position = self.binding.context, self.cut.snapshot.position
         self.chunks = [seal_tile(context, tile) for tile in self.cut.snapshot.tiles]
         self.chunks += seal_token_ids(context, self.cut.snapshot.token_ids)
-        state = encode_state(self.cut.pending_token)
-        self.chunks.append(seal_component(context, ChunkClass.SESSION, position, 0, state))
+        self.chunks += [
+            seal_component(context, chunk_class, position, 0, data)
+            for chunk_class, data in self.cut.states.items()
+        ]
 
     def prepare_request(self, **changes) -> pb.PrepareRequest:
         request = pb.PrepareRequest(

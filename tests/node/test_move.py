@@ -7,6 +7,7 @@ from node_support import WINDOW, World, events, move, prompt, run
 
 from kvpack.layout import LayerKind
 from node.errors import PeerAnswerError
+from node.pb.v1 import session_pb2
 from node.tiny import make_tiny_model
 
 W = WINDOW
@@ -151,3 +152,28 @@ def test_a_node_with_another_model_refuses_and_names_the_difference(world, tmp_p
             assert len(await events(giving, session, 40, 2)) == 2
 
     run(work())
+
+
+def test_a_sampled_session_continues_its_random_stream_where_it_left_off(world):
+    sampling = session_pb2.Sampling(temperature=0.9, top_p=0.95, presence_penalty=0.3, seed=11)
+
+    async def work():
+        async with world.pair() as (source, giving, target, taking):
+            opened = await giving.append(await giving.open("s", sampling), prompt(70))
+            talked = await events(giving, opened, 70, 9)
+            live = await source.sessions.find("s")
+            live.messages = (b'{"role": "user"}',)
+            live.context_epoch = 3
+            await move(giving, target, await giving.get("s"))
+            there = await taking.get("s")
+            assert (there.revision, there.context_epoch) == (1, 3)
+            assert (await target.sessions.find("s")).messages == live.messages
+            talked += await events(taking, there, 79, 30)
+            twin = await giving.append(await giving.open("twin", sampling), prompt(70))
+            greedy = await giving.append(await giving.open("greedy"), prompt(70))
+            expected = await events(giving, twin, 70, 39)
+            return talked, expected, await events(giving, greedy, 70, 39)
+
+    talked, expected, greedy = run(work())
+    assert talked == expected
+    assert [token for _, token, _ in talked] != [token for _, token, _ in greedy]

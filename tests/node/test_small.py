@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine import DecodingState, SamplerState, SamplingParameters, TextStream
 from kvpack.chunk import ChunkClass
 from kvpack.errors import FormatError, KvpackError, LimitError, VersionError
 from kvpack.layout import CacheLayout, Encoding, LayerKind, LayerLayout
@@ -22,7 +23,13 @@ from node.migration.timeline import Sent, Timeline
 from node.migration.wire import decode_piece, encode_object, encode_open, transfer_ref
 from node.pb.v1 import migration_pb2 as pb
 from node.session import check_session_id
-from node.state import decode_state, encode_state
+from node.state import (
+    SessionState,
+    decode_sampler,
+    decode_state,
+    encode_sampler,
+    encode_state,
+)
 
 
 @given(st.binary(min_size=1, max_size=400))
@@ -56,23 +63,54 @@ def test_any_bytes_are_a_piece_or_a_format_error_and_pieces_are_canonical(messag
     assert again == message
 
 
-@given(st.integers(0, 2**31 - 1))
-def test_a_session_state_comes_back(pending):
-    assert decode_state(encode_state(pending)) == pending
+STATES = st.builds(
+    SessionState,
+    st.integers(0, 2**24),
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**63 - 1),
+    st.lists(st.binary(min_size=1, max_size=30), max_size=4).map(tuple),
+)
+
+
+@given(STATES)
+def test_a_session_state_comes_back(state):
+    assert decode_state(encode_state(state)) == state
 
 
 @given(st.binary(max_size=20))
 def test_any_bytes_are_a_session_state_or_an_error_and_states_are_canonical(data):
     try:
-        pending = decode_state(data)
+        state = decode_state(data)
     except KvpackError:
         return
-    assert encode_state(pending) == data
+    assert encode_state(state) == data
 
 
-def test_a_session_state_of_another_version_is_refused_by_its_number():
+def test_a_state_of_another_version_is_refused_by_its_number():
     with pytest.raises(VersionError, match="found 2"):
-        decode_state(b"\x02" + encode_state(5)[1:])
+        decode_state(b"\x02" + encode_state(SessionState(5))[1:])
+    with pytest.raises(VersionError, match="found 2"):
+        decode_sampler(b"\x02" + encode_sampler(DecodingState())[1:])
+
+
+def test_states_have_caps_and_never_show_their_messages():
+    for values in (
+        {"messages": (b"",)},
+        {"messages": (b"x" * (1 << 20) + b"x",)},
+        {"revision": -1},
+    ):
+        with pytest.raises(LimitError):
+            SessionState(1, **values)
+    with pytest.raises(LimitError):
+        encode_state(SessionState(1, messages=(b"x" * (1 << 20),) * 3))
+    assert "secret" not in repr(SessionState(1, messages=(b"secret",)))
+
+
+def test_a_sampler_state_comes_back_with_its_numbers_and_its_text():
+    sampler = SamplerState.begin(SamplingParameters(temperature=0.8, presence_penalty=0.5), 7, [1])
+    _, text = TextStream(stops=("end",)).push(b"caf\xc3")
+    state = DecodingState(sampler.uniform()[1], text)
+    assert decode_sampler(encode_sampler(state)) == state
 
 
 LAYOUT = CacheLayout(
@@ -124,7 +162,11 @@ def assert_whole(tape, position):
     assert sorted(map(repr, tiles)) == sorted(map(repr, cut_tile_specs(LAYOUT, position)))
     check_coverage(LAYOUT, position, tiles)
     rest = [item for item in tape.items if isinstance(item, (StateAt, TokenRange))]
-    assert rest == [TokenRange(0, position), StateAt(position)]
+    assert rest == [
+        TokenRange(0, position),
+        StateAt(position, ChunkClass.SESSION),
+        StateAt(position, ChunkClass.SAMPLER),
+    ]
 
 
 def test_what_the_boundary_call_overwrites_is_known_to_the_tape():

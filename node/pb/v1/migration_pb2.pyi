@@ -343,7 +343,7 @@ class CommitReply(_message.Message):
     DRIFT_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
     first_token: _builtins.int
-    """greedy choice from the boundary call's logits"""
+    """chosen from the boundary call's logits"""
     first_index: _builtins.int
     """its position"""
     continuation: Global___Continuation.ValueType

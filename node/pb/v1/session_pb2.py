@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from node.pb.v1 import ownership_pb2 as node_dot_pb_dot_v1_dot_ownership__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18node/pb/v1/session.proto\x12\x07node.v1\x1a\x1anode/pb/v1/ownership.proto\"\x11\n\x0f\x44\x65scribeRequest\"\x85\x01\n\rDescribeReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\x0c\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x15\n\rwindow_tokens\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\t\"\x1f\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\"\"\n\rTokenizeReply\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x1f\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"/\n\x0bListRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\"H\n\tListReply\x12\'\n\x08sessions\x18\x01 \x03(\x0b\x32\x15.node.v1.SessionReply\x12\x12\n\nnext_after\x18\x02 \x01(\t\"!\n\x0bOpenRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\" \n\nGetRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x96\x01\n\x0cSessionReply\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x12\n\nnext_index\x18\x04 \x01(\r\x12$\n\x05phase\x18\x05 \x01(\x0e\x32\x15.node.v1.SessionPhase\"^\n\rAppendRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"\x8c\x01\n\x0fGenerateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x14\n\x0cresume_index\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x13\n\x0bwant_logits\x18\x05 \x01(\x08\"h\n\rGenerateEvent\x12\r\n\x05index\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x0e\n\x06logits\x18\x03 \x01(\x0c\x12&\n\x05token\x18\x04 \x01(\x0b\x32\x17.node.v1.OwnershipToken\"\xb8\x01\n\x0eMigrateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x13\n\x0btarget_node\x18\x03 \x01(\t\x12\x16\n\x0etarget_address\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x19\n\x11\x61\x63\x63\x65pt_compatible\x18\x06 \x01(\x08\x12\x0f\n\x07\x63opy_as\x18\x07 \x01(\t\"o\n\x0cMigrateEvent\x12,\n\x08progress\x18\x01 \x01(\x0b\x32\x18.node.v1.MigrateProgressH\x00\x12(\n\x06result\x18\x02 \x01(\x0b\x32\x16.node.v1.MigrateResultH\x00\x42\x07\n\x05\x65vent\"\x87\x01\n\x0fMigrateProgress\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x02 \x01(\r\x12\x1a\n\x12sent_payload_bytes\x18\x03 \x01(\x04\x12\x1b\n\x13total_payload_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04step\x18\x05 \x01(\t\"\xa7\x04\n\rMigrateResult\x12\x13\n\x0btarget_node\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\r\x12\x15\n\rstate_verdict\x18\x05 \x01(\t\x12\x1c\n\x14\x63ontinuation_verdict\x18\x06 \x01(\t\x12\r\n\x05\x64rift\x18\x07 \x01(\x01\x12\x12\n\nnope_bytes\x18\x08 \x01(\x04\x12\x11\n\tswa_bytes\x18\t \x01(\x04\x12\x13\n\x0btoken_bytes\x18\n \x01(\x04\x12\x15\n\rsession_bytes\x18\x0b \x01(\x04\x12\x15\n\rpayload_bytes\x18\x0c \x01(\x04\x12\x12\n\nwire_bytes\x18\r \x01(\x04\x12 \n\x18payload_bytes_after_zero\x18\x0e \x01(\x04\x12\x17\n\x0fhidden_fraction\x18\x0f \x01(\x01\x12\x11\n\tprefill_s\x18\x10 \x01(\x01\x12\x1a\n\x12\x65xposed_handover_s\x18\x11 \x01(\x01\x12\x0f\n\x07objects\x18\x12 \x01(\r\x12\'\n\x06phases\x18\x13 \x01(\x0b\x32\x17.node.v1.HandoverPhases\x12\x12\n\nsession_id\x18\x14 \x01(\t\x12\x10\n\x08position\x18\x15 \x01(\r\x12\x12\n\nheld_bytes\x18\x16 \x01(\x04\x12\x0f\n\x07resumed\x18\x17 \x01(\r\"\xc1\x01\n\x0eHandoverPhases\x12\x12\n\nboundary_s\x18\x01 \x01(\x01\x12\x10\n\x08pushed_s\x18\x02 \x01(\x01\x12\x10\n\x08sealed_s\x18\x03 \x01(\x01\x12\x13\n\x0b\x63ommitted_s\x18\x04 \x01(\x01\x12\x16\n\x0etarget_probe_s\x18\x05 \x01(\x01\x12\x18\n\x10target_durable_s\x18\x06 \x01(\x01\x12\x19\n\x11target_transfer_s\x18\x07 \x01(\x01\x12\x15\n\rtarget_swap_s\x18\x08 \x01(\x01\"I\n\x0bSaveRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\"?\n\tSaveReply\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nfile_bytes\x18\x02 \x01(\x04\x12\x10\n\x08position\x18\x03 \x01(\r\"J\n\x0c\x43loseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\"\x0c\n\nCloseReply*a\n\x0cSessionPhase\x12\x1d\n\x19SESSION_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14SESSION_PHASE_ACTIVE\x10\x01\x12\x18\n\x14SESSION_PHASE_FROZEN\x10\x02\x32\x80\x05\n\x07Session\x12<\n\x08\x44\x65scribe\x12\x18.node.v1.DescribeRequest\x1a\x16.node.v1.DescribeReply\x12<\n\x08Tokenize\x12\x18.node.v1.TokenizeRequest\x1a\x16.node.v1.TokenizeReply\x12\x42\n\nDetokenize\x12\x1a.node.v1.DetokenizeRequest\x1a\x18.node.v1.DetokenizeReply\x12\x30\n\x04List\x12\x14.node.v1.ListRequest\x1a\x12.node.v1.ListReply\x12\x33\n\x04Open\x12\x14.node.v1.OpenRequest\x1a\x15.node.v1.SessionReply\x12\x31\n\x03Get\x12\x13.node.v1.GetRequest\x1a\x15.node.v1.SessionReply\x12\x37\n\x06\x41ppend\x12\x16.node.v1.AppendRequest\x1a\x15.node.v1.SessionReply\x12>\n\x08Generate\x12\x18.node.v1.GenerateRequest\x1a\x16.node.v1.GenerateEvent0\x01\x12;\n\x07Migrate\x12\x17.node.v1.MigrateRequest\x1a\x15.node.v1.MigrateEvent0\x01\x12\x30\n\x04Save\x12\x14.node.v1.SaveRequest\x1a\x12.node.v1.SaveReply\x12\x33\n\x05\x43lose\x12\x15.node.v1.CloseRequest\x1a\x13.node.v1.CloseReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18node/pb/v1/session.proto\x12\x07node.v1\x1a\x1anode/pb/v1/ownership.proto\"\x11\n\x0f\x44\x65scribeRequest\"\x85\x01\n\rDescribeReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\x0c\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x15\n\rwindow_tokens\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\t\"\x1f\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\"\"\n\rTokenizeReply\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x1f\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"/\n\x0bListRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\"H\n\tListReply\x12\'\n\x08sessions\x18\x01 \x03(\x0b\x32\x15.node.v1.SessionReply\x12\x12\n\nnext_after\x18\x02 \x01(\t\"F\n\x0bOpenRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12#\n\x08sampling\x18\x02 \x01(\x0b\x32\x11.node.v1.Sampling\"\xa2\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\"\n\x15penalty_window_tokens\x18\x08 \x01(\rH\x02\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x04H\x03\x88\x01\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x18\n\x16_penalty_window_tokensB\x07\n\x05_seed\" \n\nGetRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\xbf\x01\n\x0cSessionReply\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x12\n\nnext_index\x18\x04 \x01(\r\x12$\n\x05phase\x18\x05 \x01(\x0e\x32\x15.node.v1.SessionPhase\x12\x10\n\x08revision\x18\x06 \x01(\x04\x12\x15\n\rcontext_epoch\x18\x07 \x01(\x04\"^\n\rAppendRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"\x8c\x01\n\x0fGenerateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x14\n\x0cresume_index\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x13\n\x0bwant_logits\x18\x05 \x01(\x08\"h\n\rGenerateEvent\x12\r\n\x05index\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x0e\n\x06logits\x18\x03 \x01(\x0c\x12&\n\x05token\x18\x04 \x01(\x0b\x32\x17.node.v1.OwnershipToken\"\xb8\x01\n\x0eMigrateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x13\n\x0btarget_node\x18\x03 \x01(\t\x12\x16\n\x0etarget_address\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x19\n\x11\x61\x63\x63\x65pt_compatible\x18\x06 \x01(\x08\x12\x0f\n\x07\x63opy_as\x18\x07 \x01(\t\"o\n\x0cMigrateEvent\x12,\n\x08progress\x18\x01 \x01(\x0b\x32\x18.node.v1.MigrateProgressH\x00\x12(\n\x06result\x18\x02 \x01(\x0b\x32\x16.node.v1.MigrateResultH\x00\x42\x07\n\x05\x65vent\"\x87\x01\n\x0fMigrateProgress\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x02 \x01(\r\x12\x1a\n\x12sent_payload_bytes\x18\x03 \x01(\x04\x12\x1b\n\x13total_payload_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04step\x18\x05 \x01(\t\"\xa7\x04\n\rMigrateResult\x12\x13\n\x0btarget_node\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\r\x12\x15\n\rstate_verdict\x18\x05 \x01(\t\x12\x1c\n\x14\x63ontinuation_verdict\x18\x06 \x01(\t\x12\r\n\x05\x64rift\x18\x07 \x01(\x01\x12\x12\n\nnope_bytes\x18\x08 \x01(\x04\x12\x11\n\tswa_bytes\x18\t \x01(\x04\x12\x13\n\x0btoken_bytes\x18\n \x01(\x04\x12\x15\n\rsession_bytes\x18\x0b \x01(\x04\x12\x15\n\rpayload_bytes\x18\x0c \x01(\x04\x12\x12\n\nwire_bytes\x18\r \x01(\x04\x12 \n\x18payload_bytes_after_zero\x18\x0e \x01(\x04\x12\x17\n\x0fhidden_fraction\x18\x0f \x01(\x01\x12\x11\n\tprefill_s\x18\x10 \x01(\x01\x12\x1a\n\x12\x65xposed_handover_s\x18\x11 \x01(\x01\x12\x0f\n\x07objects\x18\x12 \x01(\r\x12\'\n\x06phases\x18\x13 \x01(\x0b\x32\x17.node.v1.HandoverPhases\x12\x12\n\nsession_id\x18\x14 \x01(\t\x12\x10\n\x08position\x18\x15 \x01(\r\x12\x12\n\nheld_bytes\x18\x16 \x01(\x04\x12\x0f\n\x07resumed\x18\x17 \x01(\r\"\xc1\x01\n\x0eHandoverPhases\x12\x12\n\nboundary_s\x18\x01 \x01(\x01\x12\x10\n\x08pushed_s\x18\x02 \x01(\x01\x12\x10\n\x08sealed_s\x18\x03 \x01(\x01\x12\x13\n\x0b\x63ommitted_s\x18\x04 \x01(\x01\x12\x16\n\x0etarget_probe_s\x18\x05 \x01(\x01\x12\x18\n\x10target_durable_s\x18\x06 \x01(\x01\x12\x19\n\x11target_transfer_s\x18\x07 \x01(\x01\x12\x15\n\rtarget_swap_s\x18\x08 \x01(\x01\"I\n\x0bSaveRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\"?\n\tSaveReply\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nfile_bytes\x18\x02 \x01(\x04\x12\x10\n\x08position\x18\x03 \x01(\r\"J\n\x0c\x43loseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\"\x0c\n\nCloseReply*a\n\x0cSessionPhase\x12\x1d\n\x19SESSION_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14SESSION_PHASE_ACTIVE\x10\x01\x12\x18\n\x14SESSION_PHASE_FROZEN\x10\x02\x32\x80\x05\n\x07Session\x12<\n\x08\x44\x65scribe\x12\x18.node.v1.DescribeRequest\x1a\x16.node.v1.DescribeReply\x12<\n\x08Tokenize\x12\x18.node.v1.TokenizeRequest\x1a\x16.node.v1.TokenizeReply\x12\x42\n\nDetokenize\x12\x1a.node.v1.DetokenizeRequest\x1a\x18.node.v1.DetokenizeReply\x12\x30\n\x04List\x12\x14.node.v1.ListRequest\x1a\x12.node.v1.ListReply\x12\x33\n\x04Open\x12\x14.node.v1.OpenRequest\x1a\x15.node.v1.SessionReply\x12\x31\n\x03Get\x12\x13.node.v1.GetRequest\x1a\x15.node.v1.SessionReply\x12\x37\n\x06\x41ppend\x12\x16.node.v1.AppendRequest\x1a\x15.node.v1.SessionReply\x12>\n\x08Generate\x12\x18.node.v1.GenerateRequest\x1a\x16.node.v1.GenerateEvent0\x01\x12;\n\x07Migrate\x12\x17.node.v1.MigrateRequest\x1a\x15.node.v1.MigrateEvent0\x01\x12\x30\n\x04Save\x12\x14.node.v1.SaveRequest\x1a\x12.node.v1.SaveReply\x12\x33\n\x05\x43lose\x12\x15.node.v1.CloseRequest\x1a\x13.node.v1.CloseReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'node.pb.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SESSIONPHASE']._serialized_start=2470
-  _globals['_SESSIONPHASE']._serialized_end=2567
+  _globals['_SESSIONPHASE']._serialized_start=2841
+  _globals['_SESSIONPHASE']._serialized_end=2938
   _globals['_DESCRIBEREQUEST']._serialized_start=65
   _globals['_DESCRIBEREQUEST']._serialized_end=82
   _globals['_DESCRIBEREPLY']._serialized_start=85
@@ -51,35 +51,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTREPLY']._serialized_start=411
   _globals['_LISTREPLY']._serialized_end=483
   _globals['_OPENREQUEST']._serialized_start=485
-  _globals['_OPENREQUEST']._serialized_end=518
-  _globals['_GETREQUEST']._serialized_start=520
-  _globals['_GETREQUEST']._serialized_end=552
-  _globals['_SESSIONREPLY']._serialized_start=555
-  _globals['_SESSIONREPLY']._serialized_end=705
-  _globals['_APPENDREQUEST']._serialized_start=707
-  _globals['_APPENDREQUEST']._serialized_end=801
-  _globals['_GENERATEREQUEST']._serialized_start=804
-  _globals['_GENERATEREQUEST']._serialized_end=944
-  _globals['_GENERATEEVENT']._serialized_start=946
-  _globals['_GENERATEEVENT']._serialized_end=1050
-  _globals['_MIGRATEREQUEST']._serialized_start=1053
-  _globals['_MIGRATEREQUEST']._serialized_end=1237
-  _globals['_MIGRATEEVENT']._serialized_start=1239
-  _globals['_MIGRATEEVENT']._serialized_end=1350
-  _globals['_MIGRATEPROGRESS']._serialized_start=1353
-  _globals['_MIGRATEPROGRESS']._serialized_end=1488
-  _globals['_MIGRATERESULT']._serialized_start=1491
-  _globals['_MIGRATERESULT']._serialized_end=2042
-  _globals['_HANDOVERPHASES']._serialized_start=2045
-  _globals['_HANDOVERPHASES']._serialized_end=2238
-  _globals['_SAVEREQUEST']._serialized_start=2240
-  _globals['_SAVEREQUEST']._serialized_end=2313
-  _globals['_SAVEREPLY']._serialized_start=2315
-  _globals['_SAVEREPLY']._serialized_end=2378
-  _globals['_CLOSEREQUEST']._serialized_start=2380
-  _globals['_CLOSEREQUEST']._serialized_end=2454
-  _globals['_CLOSEREPLY']._serialized_start=2456
-  _globals['_CLOSEREPLY']._serialized_end=2468
-  _globals['_SESSION']._serialized_start=2570
-  _globals['_SESSION']._serialized_end=3210
+  _globals['_OPENREQUEST']._serialized_end=555
+  _globals['_SAMPLING']._serialized_start=558
+  _globals['_SAMPLING']._serialized_end=848
+  _globals['_GETREQUEST']._serialized_start=850
+  _globals['_GETREQUEST']._serialized_end=882
+  _globals['_SESSIONREPLY']._serialized_start=885
+  _globals['_SESSIONREPLY']._serialized_end=1076
+  _globals['_APPENDREQUEST']._serialized_start=1078
+  _globals['_APPENDREQUEST']._serialized_end=1172
+  _globals['_GENERATEREQUEST']._serialized_start=1175
+  _globals['_GENERATEREQUEST']._serialized_end=1315
+  _globals['_GENERATEEVENT']._serialized_start=1317
+  _globals['_GENERATEEVENT']._serialized_end=1421
+  _globals['_MIGRATEREQUEST']._serialized_start=1424
+  _globals['_MIGRATEREQUEST']._serialized_end=1608
+  _globals['_MIGRATEEVENT']._serialized_start=1610
+  _globals['_MIGRATEEVENT']._serialized_end=1721
+  _globals['_MIGRATEPROGRESS']._serialized_start=1724
+  _globals['_MIGRATEPROGRESS']._serialized_end=1859
+  _globals['_MIGRATERESULT']._serialized_start=1862
+  _globals['_MIGRATERESULT']._serialized_end=2413
+  _globals['_HANDOVERPHASES']._serialized_start=2416
+  _globals['_HANDOVERPHASES']._serialized_end=2609
+  _globals['_SAVEREQUEST']._serialized_start=2611
+  _globals['_SAVEREQUEST']._serialized_end=2684
+  _globals['_SAVEREPLY']._serialized_start=2686
+  _globals['_SAVEREPLY']._serialized_end=2749
+  _globals['_CLOSEREQUEST']._serialized_start=2751
+  _globals['_CLOSEREQUEST']._serialized_end=2825
+  _globals['_CLOSEREPLY']._serialized_start=2827
+  _globals['_CLOSEREPLY']._serialized_end=2839
+  _globals['_SESSION']._serialized_start=2941
+  _globals['_SESSION']._serialized_end=3581
 # @@protoc_insertion_point(module_scope)

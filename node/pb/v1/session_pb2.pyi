@@ -221,19 +221,91 @@ class OpenRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
+    @_builtins.property
+    def sampling(self) -> Global___Sampling:
+        """absent: greedy"""
+
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
+        sampling: Global___Sampling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenRequest: _TypeAlias = OpenRequest  # noqa: Y015
+
+@_typing.final
+class Sampling(_message.Message):
+    """How tokens are chosen. It travels with the session, and so does the state of its random stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    PENALTY_WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    temperature: _builtins.float
+    """0 is greedy"""
+    top_k: _builtins.int
+    """0 keeps all"""
+    top_p: _builtins.float
+    """default 1: keeps all"""
+    min_p: _builtins.float
+    repetition_penalty: _builtins.float
+    """default 1: none"""
+    presence_penalty: _builtins.float
+    frequency_penalty: _builtins.float
+    penalty_window_tokens: _builtins.int
+    """default 64"""
+    seed: _builtins.int
+    """absent: unpredictable"""
+    def __init__(
+        self,
+        *,
+        temperature: _builtins.float = ...,
+        top_k: _builtins.int = ...,
+        top_p: _builtins.float | None = ...,
+        min_p: _builtins.float = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        penalty_window_tokens: _builtins.int | None = ...,
+        seed: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_penalty_window_tokens", b"_penalty_window_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "penalty_window_tokens", b"penalty_window_tokens", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_penalty_window_tokens", b"_penalty_window_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "penalty_window_tokens", b"penalty_window_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__penalty_window_tokens: _TypeAlias = _typing.Literal["penalty_window_tokens"]  # noqa: Y015
+    _WhichOneofArgType__penalty_window_tokens: _TypeAlias = _typing.Literal["_penalty_window_tokens", b"_penalty_window_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__penalty_window_tokens) -> _WhichOneofReturnType__penalty_window_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
 class GetRequest(_message.Message):
@@ -263,12 +335,18 @@ class SessionReply(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     NEXT_INDEX_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    CONTEXT_EPOCH_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     position: _builtins.int
     """tokens computed"""
     next_index: _builtins.int
     """tokens known; the index that Generate gives out next"""
     phase: Global___SessionPhase.ValueType
+    revision: _builtins.int
+    """how often tokens were given to the session"""
+    context_epoch: _builtins.int
+    """how often its context was rebuilt"""
     @_builtins.property
     def token(self) -> _ownership_pb2.OwnershipToken: ...
     def __init__(
@@ -279,10 +357,12 @@ class SessionReply(_message.Message):
         position: _builtins.int = ...,
         next_index: _builtins.int = ...,
         phase: Global___SessionPhase.ValueType = ...,
+        revision: _builtins.int = ...,
+        context_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_index", b"next_index", "phase", b"phase", "position", b"position", "session_id", b"session_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_epoch", b"context_epoch", "next_index", b"next_index", "phase", b"phase", "position", b"position", "revision", b"revision", "session_id", b"session_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

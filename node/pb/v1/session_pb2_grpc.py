@@ -144,7 +144,7 @@ class SessionServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Greedy. Tokens from resume_index on that are already known are sent again first.
+        """Tokens as the session's sampling chooses them. Those from resume_index on that are already known are sent again first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

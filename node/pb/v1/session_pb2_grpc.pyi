@@ -46,7 +46,7 @@ class SessionStub:
     Append: _grpc.UnaryUnaryMultiCallable[_session_pb2.AppendRequest, _session_pb2.SessionReply]
     """Prefills all but the last of the tokens known then; the last one waits for Generate."""
     Generate: _grpc.UnaryStreamMultiCallable[_session_pb2.GenerateRequest, _session_pb2.GenerateEvent]
-    """Greedy. Tokens from resume_index on that are already known are sent again first."""
+    """Tokens as the session's sampling chooses them. Those from resume_index on that are already known are sent again first."""
     Migrate: _grpc.UnaryStreamMultiCallable[_session_pb2.MigrateRequest, _session_pb2.MigrateEvent]
     """Prefills the given tokens and hands the session over to another node meanwhile."""
     Save: _grpc.UnaryUnaryMultiCallable[_session_pb2.SaveRequest, _session_pb2.SaveReply]
@@ -72,7 +72,7 @@ class SessionAsyncStub(SessionStub):
     Append: _aio.UnaryUnaryMultiCallable[_session_pb2.AppendRequest, _session_pb2.SessionReply]  # type: ignore[assignment]
     """Prefills all but the last of the tokens known then; the last one waits for Generate."""
     Generate: _aio.UnaryStreamMultiCallable[_session_pb2.GenerateRequest, _session_pb2.GenerateEvent]  # type: ignore[assignment]
-    """Greedy. Tokens from resume_index on that are already known are sent again first."""
+    """Tokens as the session's sampling chooses them. Those from resume_index on that are already known are sent again first."""
     Migrate: _aio.UnaryStreamMultiCallable[_session_pb2.MigrateRequest, _session_pb2.MigrateEvent]  # type: ignore[assignment]
     """Prefills the given tokens and hands the session over to another node meanwhile."""
     Save: _aio.UnaryUnaryMultiCallable[_session_pb2.SaveRequest, _session_pb2.SaveReply]  # type: ignore[assignment]
@@ -143,7 +143,7 @@ class SessionServicer(metaclass=_abc_1.ABCMeta):
         request: _session_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_session_pb2.GenerateEvent], _abc.AsyncIterator[_session_pb2.GenerateEvent]]:
-        """Greedy. Tokens from resume_index on that are already known are sent again first."""
+        """Tokens as the session's sampling chooses them. Those from resume_index on that are already known are sent again first."""
 
     @_abc_1.abstractmethod
     def Migrate(

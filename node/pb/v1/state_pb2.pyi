@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,22 +21,37 @@ DESCRIPTOR: _descriptor.FileDescriptor
 @_typing.final
 class SessionState(_message.Message):
     """Plaintext of the SESSION chunk of a pack, after one byte with the schema's version (1): what a
-    session is beyond its rows and token ids. Read behind the strict scan of the pack format.
+    session is beyond its rows, its token ids and its SAMPLER chunk. Read behind the strict scan of
+    the pack format. Frozen: another schema has another version.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PENDING_TOKEN_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    CONTEXT_EPOCH_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
     pending_token: _builtins.int
     """the boundary token: given or generated, not yet computed"""
+    revision: _builtins.int
+    """how often tokens were given to the session"""
+    context_epoch: _builtins.int
+    """how often its context was rebuilt from its messages"""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """what a rebuild begins from: one UTF-8 JSON object each"""
+
     def __init__(
         self,
         *,
         pending_token: _builtins.int = ...,
+        revision: _builtins.int = ...,
+        context_epoch: _builtins.int = ...,
+        messages: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pending_token", b"pending_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_epoch", b"context_epoch", "messages", b"messages", "pending_token", b"pending_token", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
