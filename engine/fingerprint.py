@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from blake3 import blake3
+from numpy.lib.introspect import opt_func_info
 
 from engine import backend
 from engine.dtypes import dtype_name
@@ -177,6 +179,20 @@ def identity_of(
     )
 
 
+def _numpy_kernels() -> str:
+    """The instruction sets for which NumPy took its doubles' ``add`` and ``exp`` on this processor.
+
+    Sampling above temperature 0 is made of these two, on the host; a GPU's name says nothing of
+    them. What else it calls gives the same bits everywhere.
+    """
+    found = opt_func_info(func_name="^(add|exp)$", signature="float64")
+    taken = {
+        name: sorted({kernel["current"] for kernel in kernels.values()})
+        for name, kernels in found.items()
+    }
+    return " ".join(f"{name}={'/'.join(kernels)}" for name, kernels in sorted(taken.items()))
+
+
 def numerics_of(layout: CacheLayout, plane_layout: PlaneLayout) -> NumericsFingerprint:
     """The fingerprint of this process."""
     values = {
@@ -185,6 +201,8 @@ def numerics_of(layout: CacheLayout, plane_layout: PlaneLayout) -> NumericsFinge
         "dtype": dtype_name(layout.encoding),
         "mlx": importlib.metadata.version("mlx"),
         "mlx_lm": importlib.metadata.version("mlx-lm"),
+        "numpy": np.__version__,
+        "numpy_kernels": _numpy_kernels(),
         "numerics_revision": NUMERICS_REVISION,
         "os": f"{platform.system()} {platform.release()}",
         "plane_layout": plane_layout.value,

@@ -21,8 +21,9 @@ from engine.dtypes import dtype_name, encoding_of
 from engine.errors import ModelFolderError
 from kvpack.layout import CacheLayout, Encoding, LayerKind, LayerLayout, RopeLayout
 
-#: Classes of mlx-lm whose angles depend on the position alone, apart from the plain ``RoPE``.
-ROPE_CLASSES: Final = ("Llama3RoPE", "YarnRoPE")
+#: Classes of mlx-lm whose angles depend on the position alone, apart from the plain ``RoPE``, and
+#: what configs call their rule. The layout says the latter: a class may be renamed in any release.
+ROPE_CLASSES: Final = {"Llama3RoPE": "llama3", "YarnRoPE": "yarn"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,4 +183,4 @@ def _rope_scaling(rope: Any, args: Any) -> str:  # noqa: ANN401
     if type(rope) is RoPE:
         return "none" if rope.scale == 1.0 else f"linear {f64_bits(rope.scale):016x}"
     rule = canonical_json(args.rope_scaling)
-    return f"{type(rope).__name__} {blake3(rule).hexdigest()[:32]}"
+    return f"{ROPE_CLASSES[type(rope).__name__]} {blake3(rule).hexdigest()[:32]}"

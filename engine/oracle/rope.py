@@ -21,7 +21,6 @@ from engine.oracle.errors import OracleModelError
 from engine.oracle.operators import Doubles, Floats, rounded
 from kvpack.layout import LayerKind
 
-_ENGINE_NAMES = {"llama3": "Llama3RoPE", "yarn": "YarnRoPE"}
 _LAYER_NAMES = {LayerKind.SWA: "sliding_attention", LayerKind.FULL: "full_attention"}
 
 
@@ -166,13 +165,13 @@ def _magnitude(factor: float, share: float) -> float:
 def _text(rule: ModelConfig, kind: str) -> str:
     """The rule as the engine's layout states it: two producers of one row must say the same.
 
-    That is the scale of a linear rule as the bits of a double, and for the others the name of
-    mlx-lm's class and a digest of the rule's fields.
+    That is the scale of a linear rule as the bits of a double, and for the others the rule's name
+    and a digest of its fields.
     """
     if kind == "linear":
         return f"linear {f64_bits(1.0 / rule.number('factor')):016x}"
     fields = json.dumps(dict(rule.values), sort_keys=True, separators=(",", ":"), default=str)
-    return f"{_ENGINE_NAMES[kind]} {blake3(fields.encode('ascii')).hexdigest()[:32]}"
+    return f"{kind} {blake3(fields.encode('ascii')).hexdigest()[:32]}"
 
 
 def f64_bits(value: float) -> int:

@@ -21,6 +21,7 @@ from kvpack.identity import require_same_identity
 from kvpack.layout import Encoding, LayerKind
 
 Load = Callable[[ModelCase], Model]
+Folder = Callable[[ModelCase], Path]
 
 
 @pytest.fixture
@@ -267,6 +268,26 @@ def test_numerics_name_what_decides_bits(load: Load) -> None:
     assert values["mlx"] == "0.32.4" and values["mlx_lm"] == "0.32.2"
     assert {"backend", "device", "dtype", "numerics_revision", "os"} <= set(values)
     assert values["switch.MLX_CUDA_USE_CUDNN_SDPA"] == "0"
+
+
+def test_numerics_name_what_decides_a_sampled_token(
+    load: Load, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above temperature 0 the host's exponentials and sums choose: NumPy's, by processor."""
+    head = load(ModelCase()).numerics()
+    assert dict(head.values)["numpy"] == np.__version__
+    assert "exp=" in dict(head.values)["numpy_kernels"]
+    folder = model_folder(ModelCase())
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "__version__", "2.99.0")
+        other = engine.load_model(folder).numerics()
+    assert head.first_difference(other) == ("numpy", np.__version__, "2.99.0")
+    with monkeypatch.context() as patch:
+        plain = {"exp": {"dd": {"current": "baseline(X86_V2)"}}}
+        patch.setattr(fingerprint, "opt_func_info", lambda **_: plain)
+        other = engine.load_model(folder).numerics()
+    assert head.first_difference(other)[0] == "numpy_kernels"
+    assert dict(other.values)["numpy_kernels"] == "exp=baseline(X86_V2)"
 
 
 def test_file_digests_are_cached_and_notice_changes(tmp_path: Path) -> None:

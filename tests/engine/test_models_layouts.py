@@ -38,8 +38,8 @@ KINDS = {
 ROPES = {
     "gemma3": ((10_000.0, "none"), (1_000_000.0, "linear")),
     "gemma3_text": ((10_000.0, "none"), (1_000_000.0, "linear")),
-    "gpt_oss": ((150_000.0, "YarnRoPE"), (150_000.0, "YarnRoPE")),
-    "olmo3": ((500_000.0, "none"), (500_000.0, "YarnRoPE")),
+    "gpt_oss": ((150_000.0, "yarn"), (150_000.0, "yarn")),
+    "olmo3": ((500_000.0, "none"), (500_000.0, "yarn")),
     "llama": (None, (100_000.0, "none")),
 }
 

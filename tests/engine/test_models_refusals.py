@@ -87,7 +87,7 @@ def refusal(folder: Path, **options: Any) -> str:
         (
             "gpt_oss",
             {"rope_parameters": {"rope_type": "default"}},
-            "rope_parameters of layer 0.rope_type: expected what mlx-lm computes (YarnRoPE",
+            "rope_parameters of layer 0.rope_type: expected what mlx-lm computes (yarn ",
         ),
         ("muse_glimmer", {"layer_rope_theta": [5e5, 1e4, 5e5, 0]}, "layer_rope_theta[1]: expected"),
         ("muse_glimmer", {"layer_rope_theta": [5e5] * 3 + [0, 0]}, "expected 4 entries, found 5"),
