@@ -7,6 +7,7 @@ No file is read or written here. Every key is ECDSA P-256, which is also what sh
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import re
 from collections.abc import Callable
@@ -193,6 +194,7 @@ def common_name(subject: x509.Name) -> str:
     return values[0].value
 
 
+@functools.lru_cache(maxsize=256)
 def leaf_digest(certificate_pem: bytes) -> bytes:
     """SHA-256 of the certificate's DER.
 
