@@ -25,9 +25,11 @@ class Pack(Protocol):
 
     Attributes:
         durable_objects: How many of the objects added would outlive a power cut.
+        blocks: Whether adding one may wait for a disk.
     """
 
     durable_objects: int
+    blocks: bool
 
     def add(self, chunk: memoryview) -> None:
         """Append one chunk object as it came."""
@@ -46,6 +48,7 @@ class NoSpool:
     """Keeps nothing: for a transfer that a restart may lose, such as a measurement."""
 
     durable_objects = 0
+    blocks = False
 
     def add(self, chunk: memoryview) -> None:
         """Let the object go."""
@@ -69,6 +72,8 @@ class Spool:
     Raises:
         PublishError: The name exists, or the folder or the volume refuses.
     """
+
+    blocks = True
 
     def __init__(self, path: Path, key: EpochKey, header_bytes: bytes) -> None:
         self.path = path
@@ -111,6 +116,7 @@ class Spool:
         self._writer.finish(manifest)
         with _translated(self.path), _folder(self.path.parent) as folder:
             flush(self._descriptor)
+            fault_points.reach("target.spool.flushed")
             self._close()
             fault_points.reach("target.link.before")
             link_without_replace(folder, self._private.name, self.path.name)
