@@ -169,10 +169,17 @@ class Receiver:
         where = f"chunks[{self.objects}]"
         reference = parse_chunk(piece)
         self._check_new(reference, where)
-        opened = await asyncio.to_thread(self._open_and_spool, piece, where)
-        if reference.has_rows:
-            tile = tile_of(self._binding.layout, opened)
-            await self._engine.call(self._scatter, tile)
+        # To a thread and back takes as long as opening 2 MiB; only a disk may take any time.
+        spools = self._spool.blocks
+        opened = (
+            await asyncio.to_thread(self._open_and_place, piece, where)
+            if spools
+            else self._open_and_place(piece, where)
+        )
+        if isinstance(opened, Tile):
+            await self._engine.call(self._scatter, opened)
+        elif reference.has_rows:
+            pass  # They are where they belong.
         elif reference.chunk_class is ChunkClass.TOKEN_IDS:
             self._token_ids[reference.first_position] = parse_token_ids(opened)
         elif reference.chunk_class is ChunkClass.SAMPLER:
@@ -267,9 +274,20 @@ class Receiver:
         ):
             raise InventoryError(f"{where}: token ids beyond the cut, or twice")
 
-    def _open_and_spool(self, piece: memoryview, where: str) -> OpenedChunk:
+    def _open_and_place(self, piece: memoryview, where: str) -> OpenedChunk | Tile:
+        """Open a chunk, spool it, and copy its rows to where they belong.
+
+        Rows are copied by whoever opened them: a session that decodes here does not wait for
+        another one's. Only memory is the engine's to take, so rows without room are given back.
+        """
         opened = open_chunk(self._binding.context, piece, where)
         self._spool.add(piece)
+        if not opened.reference.has_rows:
+            return opened
+        tile, installer = tile_of(self._binding.layout, opened), self._require_installer()
+        if self._cut is None and tile.spec.end_position > installer.position:
+            return tile
+        installer.scatter(tile)
         return opened
 
     def _gate(self, inventory: Inventory) -> CallSchedule:
