@@ -10,6 +10,7 @@ from kvpack.chunk.open import (
     tile_of,
 )
 from kvpack.chunk.reference import OBJECT_BYTES_MAX, ChunkReference
+from kvpack.chunk.rows import RowSealer
 from kvpack.chunk.seal import (
     SealContext,
     SealedChunk,
@@ -29,6 +30,7 @@ __all__ = [
     "ChunkReference",
     "Codec",
     "OpenedChunk",
+    "RowSealer",
     "SealContext",
     "SealedChunk",
     "best_aead",

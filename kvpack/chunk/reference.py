@@ -174,6 +174,12 @@ class ChunkReference:
         return self.header_bytes + self.encoded_bytes + TAG_BYTES
 
     @property
+    def raw_object_bytes(self) -> int:
+        """Bytes that the object of this plaintext takes at most, whatever codec seals it."""
+        raw = HEADER_FIXED_BYTES + 2 * len(self.layers) + self.plain_bytes + TAG_BYTES
+        return max(raw + ID_BYTES, self.object_bytes)
+
+    @property
     def slot(self) -> tuple[ChunkClass, tuple[int, ...], int, int, int]:
         """What it holds, apart from the bytes: two chunks of one pack never share a slot."""
         return self.chunk_class, self.layers, self.first_position, self.token_count, self.part

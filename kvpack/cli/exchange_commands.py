@@ -8,12 +8,21 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
 from kvpack.bundle import BundleIndex, BundleReader, publish_new
 from kvpack.cli.interchange_commands import export_cache, import_cache
-from kvpack.cli.options import PATH, json_option, key_options, keyring_of, require_keys
+from kvpack.cli.options import (
+    PATH,
+    codec_for,
+    compression_option,
+    json_option,
+    key_options,
+    keyring_of,
+    require_keys,
+)
 from kvpack.cli.output import display_name, named, say, say_json
 from kvpack.cli.progress import Progress
 from kvpack.cli.store_commands import pause
@@ -80,6 +89,7 @@ class _CountedSink:
 @click.option(
     "--prompt-file", type=PATH, metavar="TEXT", help="With --from: or the prompt it was made of."
 )
+@compression_option
 @json_option
 @click.argument("file", metavar="FILE", type=PATH)
 @click.argument("store", metavar="[STORE]", required=False, type=PATH)
@@ -95,11 +105,15 @@ def import_pack(
     out: str | None,
     tokens: str | None,
     prompt_file: str | None,
+    compression: str | None,
     as_json: bool,
     file: str,
     store: str | None,
 ) -> None:
     """Put the pack FILE into STORE. Every tag and content id is checked first; all or nothing.
+
+    With --compression the rows are sealed anew, and the cut has another id than the pack: a later
+    delta of the pack does not find it.
 
     With --from, make PACK of FILE, a prompt cache that another engine saved. Such a file holds no
     token ids: give them, or the prompt. It cannot prove who made it, so the pack continues as
@@ -110,7 +124,9 @@ def import_pack(
     kvpack import --from mlx-lm --model DIR --key my.key --out new.kvpack --tokens ids.json c.st
     """
     if source is not None:
-        _no_store(context, store=store, session=session, create=create or None)
+        _no_store(
+            context, store=store, session=session, create=create or None, compression=compression
+        )
         key = _from_options(context, keys, keyrings, model, out)
         _invoke(
             context, import_cache,
@@ -128,10 +144,11 @@ def import_pack(
         keyring = keyring_of(keys, keyrings)
         with BundleReader.open(file, keyring) as reader:
             opened = open_store(store, create=create)
+            codec = codec_for(compression, store)
             position = reader.manifest.position
             with Progress("importing", reader.index.footer.chunks_bytes) as progress:
                 counted = _CountedObjects(reader, progress)
-                cut_id = import_bundle(opened, keyring, counted, lineage, _tools())
+                cut_id = import_bundle(opened, keyring, counted, lineage, _tools(), codec=codec)
     place = display_name(store)
     if as_json:
         made = {"cut": cut_id.hex(), "session": lineage.hex(), "position": position}
@@ -148,6 +165,7 @@ def import_pack(
 @click.option(
     "--out", type=PATH, metavar="FILE", help="With --to: a new name: nothing is overwritten."
 )
+@compression_option
 @json_option
 @click.argument("place", metavar="STORE|PACK", type=PATH)
 @click.argument("cut", metavar="[CUT]", required=False)
@@ -161,6 +179,7 @@ def export_pack(
     target: str | None,
     model: str | None,
     out: str | None,
+    compression: str | None,
     as_json: bool,
     place: str,
     cut: str | None,
@@ -175,7 +194,7 @@ def export_pack(
     kvpack export --to mlx-lm --model DIR --key my.key --out c.safetensors session.kvpack
     """
     if target is not None:
-        _no_store(context, cut=cut, out=pack, signer=signer)
+        _no_store(context, cut=cut, out=pack, signer=signer, compression=compression)
         key = _from_options(context, keys, keyrings, model, out)
         _invoke(
             context, export_cache,
@@ -192,14 +211,14 @@ def export_pack(
         private = None if signer is None else load_signer(signer)
         store = open_store(place)
         cut_id = _resolve(store, cut)
+        codec = codec_for(compression, str(Path(pack).parent))
         with (
             pinned_cut(store, cut_id, _tools()),
             publish_new(pack) as sink,
             Progress("exporting", 0) as progress,
         ):
-            footer = export_bundle(
-                store, keyring, cut_id, _CountedSink(sink, progress), private
-            )  # fmt: skip
+            counted = _CountedSink(sink, progress)
+            footer = export_bundle(store, keyring, cut_id, counted, private, codec)
     if as_json:
         say_json({"name": made, "cut": cut_id.hex(), "file_bytes": footer.file_bytes})
     else:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
+from kvpack.codes import Codec
+from kvpack.compression import Compression, choose_codec
 from kvpack.keys import EpochKey, Keyring, load_key_file, load_keyring
+from kvpack.medium import measure_write_bits_per_s
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -30,6 +34,13 @@ class _TypedPath(click.Path):
 
 
 PATH: Final = _TypedPath()
+
+compression_option = click.option(
+    "--compression",
+    type=click.Choice([choice.value for choice in Compression]),
+    help="Seal rows anew: raw, compressed, or by the speed of the medium, which is measured. "
+    "Without it every object keeps its bytes.",
+)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 
@@ -77,3 +88,16 @@ def require_keys(context: click.Context, keys: tuple[str, ...], keyrings: tuple[
     """
     if not keys and not keyrings:
         raise click.UsageError(NEEDS_KEY, context)
+
+
+def codec_for(compression: str | None, folder: str) -> Codec | None:
+    """What ``--compression`` asks for where ``folder`` is the medium; None: leave all as it is.
+
+    Raises:
+        OSError: The speed had to be measured, and the folder takes no file.
+    """
+    if compression is None:
+        return None
+    wanted = Compression(compression)
+    auto = wanted is Compression.AUTO
+    return choose_codec(wanted, measure_write_bits_per_s(folder, time.monotonic) if auto else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvpack.cli.output import table
 from kvpack.describe import Description, LayerTotal
 from kvpack.layout import LayerLayout
+from kvpack.manifest import Manifest
 
 _NONE = bytes(32)
 
@@ -38,6 +39,7 @@ def description_json(description: Description) -> dict[str, object]:
         "numerics": dict(manifest.numerics.values),
         "schedule": [[run.call_tokens, run.calls] for run in manifest.schedule.runs],
         "components": [component.kind.value for component in manifest.components],
+        "draft": _draft_json(manifest),
         "parent": _parent_json(description),
         "foreign_ring_heads": {str(ring.layer): ring.head for ring in manifest.foreign_ring_heads},
         "classes": {
@@ -71,6 +73,9 @@ def description_lines(description: Description) -> list[str]:
         ("file", f"{description.footer.file_bytes:,} bytes"),
         ("signature", "present" if description.footer.signature_bytes else "none"),
     ]
+    if manifest.draft is not None:
+        model = manifest.draft.identity
+        facts.append(("draft", f"{model.weights_digest.hex()[:16]}…, {model.quantisation}"))
     if manifest.parent is not None:
         parent = manifest.parent
         facts.append(("parent", f"{parent.manifest_id.hex()[:16]}…, {parent.position:,} tokens"))
@@ -116,6 +121,22 @@ def _layer_json(layer: LayerLayout) -> dict[str, object]:
             "interleaved": rope.interleaved,
             "scaling": rope.scaling,
         },
+    }
+
+
+def _draft_json(manifest: Manifest) -> dict[str, object] | None:
+    draft = manifest.draft
+    if draft is None:
+        return None
+    return {
+        "digest": manifest.components[-1].identity_digest.hex(),
+        "weights_digest": draft.identity.weights_digest.hex(),
+        "quantisation": draft.identity.quantisation,
+        "engine_abi": draft.identity.engine_abi,
+        "encoding": draft.layout.encoding.value,
+        "layers": [_layer_json(layer) for layer in draft.layout.layers],
+        "numerics": dict(draft.numerics.values),
+        "schedule": [[run.call_tokens, run.calls] for run in draft.schedule.runs],
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvpack.bundle import parse_token_ids, require_whole
+from kvpack.bundle import DraftSnapshot, parse_token_ids, require_whole
 from kvpack.chunk import (
     ChunkClass,
     ChunkReference,
@@ -46,7 +46,7 @@ class CutReader:
 
     def __init__(self, store: ObjectStore, keyring: Keyring, cut_id: bytes) -> None:
         self.cut: StoredCut = open_cut(keyring, store.get(cut_name(cut_id)), cut_id)
-        self._bindings = Bindings.of(self.cut.header, self.cut.manifest)
+        self.bindings = Bindings.of(self.cut.header, self.cut.manifest)
         self._store = store
         self._keyring = keyring
 
@@ -82,7 +82,7 @@ class CutReader:
     ) -> OpenedChunk:
         """The same for an object that was read already."""
         key = self._keyring.get(self.cut.header.tenant, reference.epoch)
-        context = self._bindings.require(reference).context(key)
+        context = self.bindings.require(reference).context(key)
         where = f"chunk {reference.seal_id.hex()[:16]}"
         opened = open_chunk(context, data, where)
         if opened.reference != reference.untrimmed():
@@ -133,6 +133,27 @@ class CutReader:
             token_ids=self.token_ids(),
             tiles=tuple(self.tiles()),
         )
+
+    def draft_snapshot(self) -> DraftSnapshot | None:
+        """The draft model's state, checked and in memory, or None: the cut has none.
+
+        Raises:
+            IncompleteError: The cut is a delta. And everything that :meth:`open` raises.
+        """
+        manifest = self.cut.manifest
+        require_whole(manifest)
+        model = manifest.draft
+        if model is None:
+            return None
+        rows = (ref for ref in manifest.references if ref.has_draft_rows)
+        snapshot = SessionCacheSnapshot(
+            layout=model.layout,
+            producer=manifest.producer,
+            position=manifest.position,
+            token_ids=self.token_ids(),
+            tiles=tuple(tile_of(model.layout, self.open(reference)) for reference in rows),
+        )
+        return DraftSnapshot(model, snapshot)
 
     def check(self, *, deep: bool = False) -> None:
         """Open every chunk and release none.

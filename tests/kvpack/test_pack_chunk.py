@@ -176,6 +176,7 @@ def test_one_plaintext_at_two_levels_or_ciphers_has_one_content_id_and_two_keys(
     chunks.append(_seal(other, slot, text, Codec.RAW, 2))
     assert len({chunk.reference.content_id for chunk in chunks}) == 1
     assert len({chunk.reference.seal_id for chunk in chunks}) == 4
+    assert len({KEY.subkey("chunk", chunk.reference.seal_id) for chunk in chunks}) == 4
     for chunk in chunks:
         assert bytes(open_chunk(CONTEXT, chunk.object).plaintext) == text
 
