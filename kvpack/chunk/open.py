@@ -220,8 +220,11 @@ def decrypt(
     return OpenedChunk(reference, memoryview(plaintext))
 
 
+#: A piece and what it decrypts to stay in a core's second-level cache together.
+PIECE_BYTES: Final = 256 << 10
+
 #: The cipher asks for room for one block more than it is given.
-SCRATCH_EXTRA_BYTES: Final = 16
+SCRATCH_BYTES: Final = PIECE_BYTES + 16
 
 
 def can_check_in_pieces(reference: ChunkReference) -> bool:
@@ -236,7 +239,7 @@ class TagCheck:
         key: Root of the chunk's epoch.
         reference: The chunk; :func:`can_check_in_pieces` is true of it.
         associated: The header's bytes.
-        scratch: Reused for each piece's plaintext, ``SCRATCH_EXTRA_BYTES`` longer than it.
+        scratch: Reused for each piece's plaintext, ``SCRATCH_BYTES`` long.
     """
 
     def __init__(
