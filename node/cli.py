@@ -11,6 +11,7 @@ import click
 import kvpack
 from kvpack.errors import EXIT_INTERRUPTED, KvpackError
 from node.cli_bench import bench
+from node.cli_directory import directory
 from node.cli_trust import enroll, pin, pins, unpin
 from node.config import LEASE_S, VOLUME_WORST_S, Address, ServeConfig, prepare_process
 
@@ -188,3 +189,4 @@ def prove(model_dir: Path, dtype: str | None, quick: bool, budget: float, as_jso
 
 
 main.add_command(bench)
+main.add_command(directory)
