@@ -13,7 +13,14 @@ from kvpack.errors import EXIT_INTERRUPTED, KvpackError
 from node.cli_bench import bench
 from node.cli_directory import directory
 from node.cli_trust import enroll, pin, pins, unpin
-from node.config import LEASE_S, VOLUME_WORST_S, Address, ServeConfig, prepare_process
+from node.config import (
+    LEASE_S,
+    VOLUME_WORST_S,
+    Address,
+    ServeConfig,
+    fault_order,
+    prepare_process,
+)
 
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 _FILE: Final = click.Path(path_type=Path)
@@ -74,6 +81,8 @@ def main() -> None:
     help="Refuse to start if a durable write in --data-dir takes longer.",
 )
 @click.option("--stop-on-stdin-end", is_flag=True, hidden=True)
+@click.option("--transfer-lease", default=60.0, type=click.FloatRange(0.5, 600.0), hidden=True)
+@click.option("--fault-points", is_flag=True, hidden=True)
 def serve(
     address: str,
     model: Path | None,
@@ -84,6 +93,8 @@ def serve(
     lease: float,
     volume_worst: float,
     stop_on_stdin_end: bool,
+    transfer_lease: float,
+    fault_points: bool,
 ) -> None:
     """Serve one model over gRPC with mTLS until SIGTERM.
 
@@ -94,14 +105,19 @@ def serve(
     """
     from node.shipped import require_model
 
+    if fault_points:
+        from node.fault_points import arm
+
+        arm(fault_order())
     where = Address.parse(address)
     # Before the daemon, whose imports take a second.
     folder = require_model(model)
     from node.daemon import serve as run
 
     config = ServeConfig(
-        where, folder, data_dir, credentials, directory, volume_worst, lease, share_directory
-    )
+        where, folder, data_dir, credentials, directory, volume_worst, lease, share_directory,
+        transfer_lease,
+    )  # fmt: skip
     run(config, stop_on_stdin_end=stop_on_stdin_end)
 
 

@@ -73,6 +73,7 @@ class ServeConfig:
         volume_worst_s: How slow the data folder may be at its worst.
         lease_s: How long this node's lease runs without a renewal.
         share_directory: Serve the directory file to other nodes.
+        transfer_lease_s: How long a transfer into this node may make no progress.
     """
 
     address: Address
@@ -83,6 +84,7 @@ class ServeConfig:
     volume_worst_s: float = VOLUME_WORST_S
     lease_s: float = LEASE_S
     share_directory: bool = False
+    transfer_lease_s: float = 60.0
 
 
 def prepare_process() -> None:
@@ -100,6 +102,11 @@ def prepare_process() -> None:
     os.environ["GRPC_SSL_CIPHER_SUITES"] = _RSA_ONLY_SUITES
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     _tune_malloc()
+
+
+def fault_order() -> str:
+    """What a process that was started for a test is to do where (:mod:`node.fault_points`)."""
+    return os.environ.get("KVPACK_FAULT", "")
 
 
 def tls13_only() -> bool:

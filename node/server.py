@@ -128,7 +128,9 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         binding = PackBinding.of(engine.model, key)
         source = Source(sessions, engine, binding, journal, _connector(live))
         spool = config.data_dir / SPOOL
-        target = Target(sessions, engine, binding, journal, spool, spools=fitting.spools)
+        target = Target(
+            sessions, engine, binding, journal, spool, config.transfer_lease_s, fitting.spools
+        )
         transfers = Transfers(target)
         recovered = await recover(target, transfers)
         log.info("volume: worst of %d durable writes %.1f ms", bound.reserves, 1000 * worst_s)
