@@ -25,6 +25,7 @@ from engine.origins import Origins, physical_rows
 from engine.planes import Plane, PlaneShape
 from kvpack.errors import LayoutMismatchError
 from kvpack.identity import CallSchedule
+from kvpack.layout import Producer
 from kvpack.limits import check_range
 from kvpack.snapshot import Tile, TileSpec
 
@@ -137,6 +138,20 @@ class _PlaneFill:
         return Plane.installed(self.shape, position, self.key.take(), self.value.take())
 
 
+def require_continuable(producer: Producer) -> None:
+    """Refuse rows that an engine must not continue: the oracle's, even where encodings agree.
+
+    Those of transformers and mlx-lm it continues, as ``compatible``; whether that is consented to
+    is its caller's to know. :func:`engine.oracle.require_installable` is the same rule from the
+    other side, which may import nothing of this one.
+
+    Raises:
+        LayoutMismatchError: The field is ``producer``.
+    """
+    if producer is Producer.ORACLE:
+        raise LayoutMismatchError("producer", "any producer but oracle", producer.value)
+
+
 class Installer:
     """Builds the generation of a cut from its tiles.
 
@@ -146,12 +161,21 @@ class Installer:
 
     __slots__ = ("_finished", "_growing", "_network", "_planes", "_position")
 
-    def __init__(self, network: Network, position: int, *, growing: bool = False) -> None:
+    def __init__(
+        self,
+        network: Network,
+        position: int,
+        *,
+        growing: bool = False,
+        producer: Producer = Producer.ENGINE,
+    ) -> None:
         """Take the memory for a cut after ``position`` tokens; if growing, at least so many.
 
         Raises:
+            LayoutMismatchError: Rows of ``producer`` are not continued here. Nothing was taken.
             LimitError: ``position`` is outside the context.
         """
+        require_continuable(producer)
         check_range("position", position, 0, network.layout.max_context_tokens, "tokens")
         self._network = network
         self._position = position

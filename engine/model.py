@@ -19,7 +19,7 @@ from engine.install import Installer
 from engine.origins import PlaneLayout
 from engine.stream_bytes import TokenBytes
 from kvpack.identity import Identity, NumericsFingerprint
-from kvpack.layout import CacheLayout
+from kvpack.layout import CacheLayout, Producer
 
 
 class Tokenizer(Protocol):
@@ -149,18 +149,22 @@ class Model:
         self._require_thread()
         return Generation(self, empty_planes(self))
 
-    def installer(self, position: int, *, growing: bool = False) -> Installer:
+    def installer(
+        self, position: int, *, growing: bool = False, producer: Producer = Producer.ENGINE
+    ) -> Installer:
         """A detached generation for a cut after ``position`` tokens, to be filled with tiles.
 
         Args:
             position: Tokens of the cut; if growing, at least so many.
             growing: The cut is fixed later.
+            producer: Who computed the rows, as snapshot or manifest say.
 
         Raises:
+            LayoutMismatchError: Rows of ``producer`` are not continued here. Nothing was taken.
             LimitError: ``position`` is outside the context.
         """
         self._require_thread()
-        return Installer(self, position, growing=growing)
+        return Installer(self, position, growing=growing, producer=producer)
 
     def forward(self, token_ids: mx.array, caches: Sequence[PlaneCache]) -> mx.array:
         """Logits ``[1, count, vocab_size]`` for ``token_ids`` ``[1, count]``; lazy.

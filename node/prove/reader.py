@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvpack.identity import CallSchedule
 from kvpack.snapshot import Tile
 from node.prove.cases import (
     STEPS_AFTER_BLOCK,
@@ -18,7 +17,7 @@ from node.prove.cases import (
     Station,
 )
 from node.prove.compare import Comparison, Twin, compare_logits
-from node.prove.cuts import read_cut, read_pack
+from node.prove.cuts import Cut, read_cut, read_pack
 from node.prove.files import (
     CONTROL_FILE,
     block_file,
@@ -86,7 +85,7 @@ class Reader:
         twin = Twin.read(self._folder / kept_file(station, count, kept))
         block = (self._folder / block_file(station, count)).read_bytes()
         cut = read_cut(self._folder / cut_file(station), model)
-        session = self._install(cut.snapshot.tiles, cut.schedule)
+        session = self._install(cut)
         checkpoint = session.checkpoint(count)
         logits = session.block(token_stream(model.vocab_size, count, "block"))
         if kept:
@@ -100,16 +99,16 @@ class Reader:
 
     def _from_snapshot(self, station: Station, kind: Continuation, twin: Twin) -> Comparison:
         cut = read_cut(self._folder / cut_file(station), self._model)
-        return replay(self._model, self._install(cut.snapshot.tiles, cut.schedule), twin, kind)
+        return replay(self._model, self._install(cut), twin, kind)
 
     def _from_pack(self, station: Station, kind: Continuation, twin: Twin) -> Comparison:
         cut = read_pack(self._folder / pack_file(station), self._folder, self._model)
-        return replay(self._model, self._install(cut.snapshot.tiles, cut.schedule), twin, kind)
+        return replay(self._model, self._install(cut), twin, kind)
 
     def _from_tiles(self, station: Station, kind: Continuation, twin: Twin) -> Comparison:
         cut = read_cut(self._folder / cut_file(station), self._model)
         tiles = pieces(self._model.layout, cut.snapshot.tiles)
-        return replay(self._model, self._install(tiles, cut.schedule), twin, kind)
+        return replay(self._model, self._install(cut, tiles), twin, kind)
 
     def _over_used(self, station: Station, kind: Continuation, twin: Twin) -> Comparison:
         """The restored session takes the place of one that was in use, and is in use still."""
@@ -117,7 +116,7 @@ class Reader:
         slot = self._used_session()
         used = slot
         cut = read_cut(self._folder / cut_file(station), self._model)
-        slot = self._install(cut.snapshot.tiles, cut.schedule)
+        slot = self._install(cut)
         start = state_digest(slot)
         others = self._used_steps(used)
         found: list[Logits] = []
@@ -139,8 +138,9 @@ class Reader:
     def _used_steps(self, session: Generation) -> Iterator[Logits]:
         return single_calls(self._model, session, _USED_STEPS, "used steps")
 
-    def _install(self, tiles: Iterable[Tile], schedule: CallSchedule) -> Generation:
-        installer = self._model.installer(schedule.position)
-        for tile in tiles:
+    def _install(self, cut: Cut, tiles: Iterable[Tile] | None = None) -> Generation:
+        """What ``cut`` holds, from its own tiles or from ``tiles`` of the same rows."""
+        installer = self._model.installer(cut.schedule.position, producer=cut.snapshot.producer)
+        for tile in cut.snapshot.tiles if tiles is None else tiles:
             installer.scatter(tile)
-        return installer.finish(schedule)
+        return installer.finish(cut.schedule)

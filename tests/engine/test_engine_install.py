@@ -12,10 +12,19 @@ import pytest
 from engine_support import HEAD, TOKEN, ModelCase, greedy, reinstall, run_calls, tokens
 
 import engine
-from engine import Generation, Model, PlaneLayout, RowsNotLiveError, TornGenerationError, dtypes
+from engine import (
+    Generation,
+    Model,
+    PlaneLayout,
+    RowsNotLiveError,
+    TornGenerationError,
+    dtypes,
+    install,
+)
+from engine.oracle import require_installable
 from kvpack.errors import LayoutMismatchError, LimitError
 from kvpack.identity import CallRun, CallSchedule, require_same_layout
-from kvpack.layout import Encoding, LayerKind
+from kvpack.layout import Encoding, LayerKind, Producer
 from kvpack.snapshot import SessionCacheSnapshot, Tile, TileSpec
 
 W = 8
@@ -124,6 +133,28 @@ def test_a_cut_at_position_zero(load: Load) -> None:
     generation = installer.finish(CallSchedule())
     assert generation.position == 0
     assert generation.step(65).data == model.new_generation().step(65).data
+
+
+@pytest.mark.parametrize("producer", Producer)
+def test_rows_of_the_oracle_are_refused_before_anything_is_taken(
+    producer: Producer, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, and by the same rule as the gate of whole snapshots: float32 rows could be its."""
+    model = load(ModelCase("afmoe"))
+    snapshot = dataclasses.replace(cut(session(model)), producer=producer)
+    if producer is not Producer.ORACLE:
+        require_installable(model.layout, Producer.ENGINE, snapshot)
+        installer = model.installer(T, producer=producer)
+        for tile in snapshot.tiles:
+            installer.scatter(tile)
+        assert installer.finish(schedule(T)).position == T
+        return
+    monkeypatch.setattr(install, "_PlaneFill", lambda *_: pytest.fail("memory was taken"))
+    with pytest.raises(LayoutMismatchError) as refusal:
+        model.installer(T, producer=producer)
+    with pytest.raises(LayoutMismatchError) as gate:
+        require_installable(model.layout, Producer.ENGINE, snapshot)
+    assert refusal.value.field == "producer" and str(refusal.value) == str(gate.value)
 
 
 def test_missing_rows_are_listed_and_refused(load: Load) -> None:
