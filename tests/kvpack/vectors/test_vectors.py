@@ -44,6 +44,14 @@ def test_the_kit_writes_the_committed_bytes() -> None:
     assert changed == []
 
 
+def test_no_frozen_vector_is_ever_edited() -> None:
+    lines = (FOLDER.parent / "v1.frozen").read_text().splitlines()
+    frozen = dict(line.split("  ")[::-1] for line in lines)
+    assert len(frozen) == len(lines) > 300
+    found = {name: blake3((FOLDER / name).read_bytes()).hexdigest() for name in frozen}
+    assert found == frozen
+
+
 @pytest.mark.parametrize("name", [name for name in names() if not load(name).signer])
 def test_both_readers_agree_with_the_vector(name: str) -> None:
     vector, keys = load(name), keyring(load(name).roots)
