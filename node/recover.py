@@ -22,8 +22,9 @@ from kvpack.identity import require_same_identity
 from kvpack.keys import Keyring
 from kvpack.publish import is_private_name
 from node import fault_points
-from node.directory import NONCE_BYTES, Ownership, transfer_settled
-from node.errors import InventoryError, StaleTokenError
+from node.directory import NONCE_BYTES, Ownership, settle, transfer_settled
+from node.errors import DirectoryAmbiguousError, InventoryError, StaleTokenError
+from node.migration.journal import Entry
 from node.migration.messages import nonce_of
 from node.migration.spool import private_paths
 from node.migration.table import TargetState
@@ -53,18 +54,15 @@ async def recover(target: Target, transfers: Transfers) -> Recovered:
         DirectoryError: The directory cannot be read: then nothing may be served.
         JournalError: The journal cannot be read.
     """
-    await _settle(target, transfers)
+    unsettled = await _settle(target, transfers)
     packs = await target.journal.held_packs()
     owned = await target.sessions.directory.owned_by(target.sessions.node)
     for session_id in packs.keys() - {entry.session_id for entry in owned}:
-        await target.journal.let_go(session_id)
-        del packs[session_id]
-    open_transfers = transfers.open_offers()
-    kept = set(packs.values())
-    for offer in open_transfers:
-        kept |= {path.name for path in private_paths(target.spool_dir / spool_name(offer.key))}
-    await asyncio.to_thread(_remove_leftovers, target.spool_dir, kept)
-    claimed = {offer.session_id for offer in open_transfers}
+        await _let_go(target, session_id, packs[session_id])
+    await asyncio.to_thread(
+        _remove_leftovers, target.spool_dir, _kept(target, transfers, {*packs.values(), *unsettled})
+    )
+    claimed = {offer.session_id for offer in transfers.open_offers()}
     restored: list[str] = []
     lost: list[str] = []
     for entry in owned:
@@ -73,25 +71,83 @@ async def recover(target: Target, transfers: Transfers) -> Recovered:
             restored.append(entry.session_id)
         elif entry.session_id not in claimed:
             lost.append(entry.session_id)
+            target.sessions.note_lost(entry.session_id)
             log.warning("session %s: owned by this node, but not durable here", entry.session_id)
     return Recovered(tuple(restored), tuple(lost))
 
 
-async def _settle(target: Target, transfers: Transfers) -> None:
-    """The directory knows by its nonce whether an open transfer had committed.
+async def _let_go(target: Target, session_id: str, pack: str) -> None:
+    """Drop a pack whose session went elsewhere. One that the directory does not know is kept."""
+    if await target.sessions.directory.owner(session_id) is None:
+        log.warning("session %s: unknown to the directory; its pack is kept", session_id)
+        return
+    await target.journal.let_go(session_id, pack)
+    with contextlib.suppress(OSError):
+        await asyncio.to_thread((target.spool_dir / pack).unlink, missing_ok=True)
 
-    One that had not goes on where its spool ends, if its source still owns the session.
+
+def _kept(target: Target, transfers: Transfers, names: set[str]) -> set[str]:
+    """Names in the spool folder that are nobody's leftovers."""
+    for offer in transfers.open_offers():
+        names |= {path.name for path in private_paths(target.spool_dir / spool_name(offer.key))}
+    return names
+
+
+async def _settle(target: Target, transfers: Transfers) -> set[str]:
+    """Settle every transfer that a restart interrupted.
+
+    One whose pack was published may have sent its compare-and-swap, which may even arrive later: it
+    is settled by a write, as if its reply had been lost. One without a pack never sent it, and goes
+    on where its spool ends, if its source still owns the session.
+
+    Returns:
+        Names of packs whose fate the directory does not tell yet: they are kept for a later start.
     """
+    unsettled: set[str] = set()
     for entry in await target.journal.open_entries():
-        owner = await target.sessions.directory.owner(entry.session_id)
-        nonce = nonce_of(entry.key, entry.digest)
-        if isinstance(owner, Ownership) and owner.nonce == nonce:
-            log.info("%s: committed before a restart", entry.key)
-            await target.journal.record(entry.key, TargetState.COMMITTED, spool_name(entry.key))
-            fault_points.reach("target.settle.recorded")
+        name = spool_name(entry.key)
+        if (target.spool_dir / name).is_file():
+            await _settle_published(target, transfers, entry, unsettled)
         elif not await transfers.reload(entry):
             log.info("%s: aborted by a restart", entry.key)
             await transfers.abandon(entry)
+    return unsettled
+
+
+async def _settle_published(
+    target: Target, transfers: Transfers, entry: Entry, unsettled: set[str]
+) -> None:
+    name = spool_name(entry.key)
+    try:
+        committed = await _is_committed(target, transfers, entry)
+    except DirectoryAmbiguousError as error:
+        log.warning("%s: stays open over this start: %s", entry.key, error)
+        unsettled.add(name)
+        return
+    if committed:
+        log.info("%s: committed before a restart", entry.key)
+        await target.journal.record(entry.key, TargetState.COMMITTED, name)
+        fault_points.reach("target.settle.recorded")
+    else:
+        log.info("%s: aborted by a restart", entry.key)
+        await transfers.abandon(entry)
+
+
+async def _is_committed(target: Target, transfers: Transfers, entry: Entry) -> bool:
+    """Whether the session of a published pack is this node's; makes it so where it still can."""
+    directory, node = target.sessions.directory, target.sessions.node
+    base = await transfers.base_of(entry)
+    try:
+        if base is not None:
+            await settle(directory, entry.session_id, base, node, nonce_of(entry.key, entry.digest))
+            return True
+    except StaleTokenError:
+        pass
+    # Ours under a later write of our own: the session was to move on, stayed, and this entry was
+    # never closed because the journal failed at the swap.
+    owner = await directory.owner(entry.session_id)
+    ours = isinstance(owner, Ownership) and owner.node == node
+    return ours and entry.session_id not in await target.journal.held_packs()
 
 
 def _remove_leftovers(folder: Path, known: set[str]) -> None:

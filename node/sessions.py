@@ -73,6 +73,7 @@ class Sessions:
         self._live: dict[str, Session] = {}
         self._opening: set[str] = set()
         self._forwarded: dict[str, tuple[str, Address]] = {}
+        self._lost: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -209,6 +210,10 @@ class Sessions:
         await self.directory.release(session.session_id, session.token)
         await self.drop(session)
 
+    def note_lost(self, session_id: str) -> None:
+        """The directory calls this node its owner, but its state is gone: it may be opened anew."""
+        self._lost.add(session_id)
+
     def adopt(self, session: Session) -> None:
         """Let an installed session serve. Cannot fail: this is the swap of a commit."""
         self._live[session.session_id] = session
@@ -223,7 +228,7 @@ class Sessions:
         with contextlib.suppress(OSError):
             await asyncio.to_thread(session.spool.unlink, missing_ok=True)
         try:
-            await self._journal.let_go(session.session_id)
+            await self._journal.let_go(session.session_id, session.spool.name)
         except JournalError as error:
             # A restart finds that the session is not ours, and lets go then.
             log.error("session %s: %s", session.session_id, error)
@@ -239,9 +244,13 @@ class Sessions:
             return await self.directory.claim(session_id, self.node, nonce)
         if entry.node != self.node:
             raise SessionExistsError(f"session {session_id}: owned by node {entry.node}")
+        if session_id not in self._lost:
+            raise SessionExistsError(f"session {session_id}: being handed over to this node")
         # Ours, but lost with a restart. A raised revision fences whoever still holds the old token.
         log.warning("session %s: claimed again, its state was lost", session_id)
-        return await transfer_settled(self.directory, session_id, entry.token, self.node, nonce)
+        token = await transfer_settled(self.directory, session_id, entry.token, self.node, nonce)
+        self._lost.discard(session_id)
+        return token
 
     def require_token(self, session: Session, token: OwnershipToken) -> None:
         """Refuse a caller that does not know by what this node owns the session.

@@ -193,11 +193,16 @@ class Journal:
             lambda connection: dict(connection.execute("SELECT session_id, pack FROM held"))
         )
 
-    async def let_go(self, session_id: str) -> None:
-        """Forget in which pack a session is durable: this node does not own it any more."""
+    async def let_go(self, session_id: str, pack: str) -> None:
+        """Forget that a session is durable in ``pack``: this node does not own it any more.
+
+        Another pack of the same session stays: it may have come back meanwhile.
+        """
 
         def work(connection: sqlite3.Connection) -> None:
-            connection.execute("DELETE FROM held WHERE session_id = ?", (session_id,))
+            connection.execute(
+                "DELETE FROM held WHERE session_id = ? AND pack = ?", (session_id, pack)
+            )
 
         await self._run(work)
 

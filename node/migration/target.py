@@ -140,15 +140,15 @@ class Transfers:
         """
         path = self._target.spool_dir / spool_name(entry.key)
         found = left_over(path)
-        if not entry.request or not found:
+        offer = _remembered(entry)
+        if offer is None or not found:
             return False
         try:
-            offer = read_offer(pb.PrepareRequest.FromString(entry.request), entry.key.source)
             self._check_kind(offer)
             await self._check_owner(offer)
             self._check_room()
             inbound = await self._begin(offer, TargetEvent.RELOAD, NothingHeld())
-        except (KvpackError, DecodeError) as error:
+        except KvpackError as error:
             log.warning("%s: not reopened after a restart: %s", entry.key, error)
             return False
         await self._take_again(inbound, found[0])
@@ -156,16 +156,26 @@ class Transfers:
 
     async def abandon(self, entry: Entry) -> None:
         """End a transfer that a restart interrupted and that cannot be opened again."""
-        try:
-            request = pb.PrepareRequest.FromString(entry.request)
-            offer = read_offer(request, entry.key.source) if entry.request else None
-        except (KvpackError, DecodeError):
-            offer = None
+        offer = _remembered(entry)
         if offer is not None and offer.copy:
-            owner = await self._target.sessions.directory.owner(entry.session_id)
-            if isinstance(owner, Ownership) and owner.nonce == offer.claim_nonce:
-                await self._let_go(offer, owner.token)
+            base = await self.base_of(entry)
+            if base is not None:
+                await self._let_go(offer, base)
         await self._target.journal.record(entry.key, TargetState.ABORTED)
+
+    async def base_of(self, entry: Entry) -> OwnershipToken | None:
+        """The token that the commit of an interrupted transfer starts from; None: nobody knows.
+
+        Raises:
+            DirectoryError: The directory cannot be read.
+        """
+        offer = _remembered(entry)
+        if offer is None or not offer.copy:
+            return None if offer is None else offer.token
+        owner = await self._target.sessions.directory.owner(entry.session_id)
+        if isinstance(owner, Ownership) and owner.nonce in (offer.claim_nonce, offer.nonce):
+            return owner.token
+        return None
 
     def open_offers(self) -> list[Offer]:
         """What every transfer under way was prepared with."""
@@ -484,8 +494,8 @@ class Transfers:
         """The commit point: one compare-and-swap, settled by its nonce where its reply is lost."""
         sessions, offer = self._target.sessions, inbound.offer
         move = settle if effect is TargetEffect.SETTLE else transfer_settled
-        fault_points.reach("target.cas.before")
         try:
+            fault_points.reach("target.cas.before")
             inbound.token = await move(
                 sessions.directory, offer.session_id, inbound.base, sessions.node, offer.nonce
             )
@@ -568,6 +578,15 @@ _FAILED: Final = {
     TargetEffect.TRANSFER: TargetEvent.CAS_UNKNOWN,
     TargetEffect.SETTLE: TargetEvent.CAS_UNKNOWN,
 }
+
+
+def _remembered(entry: Entry) -> Offer | None:
+    """What the transfer was prepared with, if this version still understands it."""
+    try:
+        request = pb.PrepareRequest.FromString(entry.request)
+        return read_offer(request, entry.key.source) if entry.request else None
+    except (KvpackError, DecodeError):
+        return None
 
 
 async def _to_the_end(work: Coroutine[Any, Any, _T]) -> _T:

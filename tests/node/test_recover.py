@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 
 import pytest
 from node_support import HandSource, events, move, prompt, run
 
-from node.errors import JournalError, PeerAnswerError
+from node.errors import (
+    DirectoryAmbiguousError,
+    JournalError,
+    PeerAnswerError,
+    StaleTokenError,
+)
 
 
 def test_a_moved_session_serves_again_after_a_restart_of_its_node(world):
@@ -103,5 +109,123 @@ def test_a_pack_that_was_damaged_on_disk_is_not_served(world):
                 assert len(target.sessions) == 0
                 with pytest.raises(PeerAnswerError, match="not on this node"):
                     await taking.get("s")
+
+    run(work())
+
+
+async def published(hand):
+    """Bring a transfer to its published pack, and lose its compare-and-swap on the way."""
+    directory = hand.target.sessions.directory
+    writes = []
+
+    async def late(*write):
+        writes.append(write)
+        raise DirectoryAmbiguousError("the reply is lost, and the write under way")
+
+    await hand.take_cut("s", prompt(60))
+    digest = await hand.boundary_digest()
+    await hand.prepare()
+    await hand.push()
+    await hand.seal(digest)
+    real, directory.transfer = directory.transfer, late
+    with pytest.raises(Exception, match="under way"):
+        await hand.commit()
+    directory.transfer = real
+    return writes[0]
+
+
+def test_a_compare_and_swap_that_is_still_under_way_at_a_restart_is_finished_by_a_write(world):
+    async def work():
+        async with world.node("source") as (source, _):
+            async with (
+                world.node("target") as (target, _),
+                HandSource(world, source, target) as hand,
+            ):
+                late = await published(hand)
+            async with world.node("target") as (target, taking):
+                assert (await taking.get("s")).next_index == 60
+                # The first write arrives at last, and finds that it has happened.
+                with contextlib.suppress(StaleTokenError):
+                    await source.sessions.directory.transfer(*late)
+                session = await taking.get("s")
+                assert len(await events(taking, session, 60, 4)) == 4
+
+    run(work())
+
+
+def test_a_pack_whose_session_the_directory_does_not_know_is_kept_for_a_later_start(world):
+    async def work():
+        async with world.node("source") as (source, _):
+            async with (
+                world.node("target") as (target, _),
+                HandSource(world, source, target) as hand,
+            ):
+                late = await published(hand)
+            with forgotten(world, "s"):
+                async with world.node("target") as (target, _):
+                    assert len(target.sessions) == 0
+            assert world.spool("target") == ["source.1.1.kvpack"]
+            async with world.node("target") as (target, taking):
+                assert (await taking.get("s")).next_index == 60
+            # The same for a session that was committed long ago.
+            with forgotten(world, "s"):
+                async with world.node("target") as (target, _):
+                    assert len(target.sessions) == 0
+            async with world.node("target") as (_, taking):
+                assert (await taking.get("s")).next_index == 60
+            assert late
+
+    run(work())
+
+
+@contextlib.contextmanager
+def forgotten(world, session_id):
+    """The directory without one entry."""
+    with contextlib.closing(sqlite3.connect(world.root / "directory.sqlite")) as connection:
+        row = connection.execute("SELECT * FROM ownership WHERE session_id = ?", (session_id,))
+        values = row.fetchone()
+        connection.execute("DELETE FROM ownership WHERE session_id = ?", (session_id,))
+        connection.commit()
+        yield
+        connection.execute("DELETE FROM ownership WHERE session_id = ?", (session_id,))
+        connection.execute("INSERT INTO ownership VALUES (?, ?, ?, ?)", values)
+        connection.commit()
+
+
+def test_a_pack_that_the_journal_missed_survives_a_move_that_failed_since(world, monkeypatch):
+    async def lose(*_):
+        raise JournalError("the disk went away")
+
+    async def work():
+        async with world.node("source") as (_, giving):
+            async with world.node("target") as (target, taking):
+                with monkeypatch.context() as patch:
+                    patch.setattr("node.migration.journal.Journal.record", lose)
+                    await move(giving, target, await giving.open("s"), prompt(50))
+                session = await target.sessions.find("s")
+                directory = target.sessions.directory
+                # It was to move on, and stayed: the nonce of its arrival is overwritten.
+                session.token = await directory.transfer("s", session.token, "target", bytes(16))
+                assert (await taking.get("s")).next_index == 51
+            async with world.node("target") as (_, taking):
+                assert (await taking.get("s")).next_index == 50
+
+    run(work())
+
+
+def test_an_id_that_is_being_handed_over_cannot_be_opened_anew(world):
+    async def work():
+        async with (
+            world.pair() as (source, _, target, taking),
+            HandSource(world, source, target) as hand,
+        ):
+            write = await published(hand)
+            await target.sessions.directory.transfer(*write)
+            # The directory says that it is this node's, and this node does not have it yet.
+            with pytest.raises(PeerAnswerError) as refused:
+                await taking.open("s")
+            assert refused.value.peer_reason == "session_exists"
+            assert (await hand.commit()).first_index == 60
+            assert (await taking.get("s")).next_index == 61
 
     run(work())
