@@ -128,6 +128,7 @@ def request_name(request: x509.CertificateSigningRequest) -> str:
     return check_name(common_name(request.subject))
 
 
+@functools.lru_cache(maxsize=256)
 def load_certificate(pem: bytes, where: str) -> x509.Certificate:
     """Parse one PEM certificate.
 
