@@ -127,7 +127,10 @@ class MadeGeneration:
         made = max(self._position, self._model.made_tokens)
         if after > made:
             self.planes.make(self._model.rows, made, after)
-        time.sleep(max(0.0, end - time.monotonic()))
+        left_s = end - time.monotonic()
+        # Not for nothing: a sleep of no length still lets every other thread go first.
+        if left_s > 0:
+            time.sleep(left_s)
         self._position = after
         self._schedule = self._schedule.after_call(count)
 
@@ -169,8 +172,10 @@ class MadeInstaller:
         Raises:
             LayoutMismatchError: The tile is not part of this cut, or here already.
         """
-        stall_s, self._model.pace.stall_s = self._model.pace.stall_s, 0.0
-        time.sleep(stall_s)
+        pace = self._model.pace
+        if pace.stall_s:
+            stall_s, pace.stall_s = pace.stall_s, 0.0
+            time.sleep(stall_s)
         self._arrivals.take(tile.spec)
         self._planes.write(tile)
 
