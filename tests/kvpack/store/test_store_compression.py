@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from store_kit import (
 from kvpack import medium
 from kvpack.bundle import BundleReader, Depth, read_snapshot, write_snapshot
 from kvpack.chunk import Codec, RowSealer, SealContext, open_tile
+from kvpack.chunk import codec as split_codec
 from kvpack.compression import Compression, choose_codec
 from kvpack.errors import LimitError
 from kvpack.identity import CallRun, CallSchedule
@@ -31,6 +33,7 @@ from kvpack.snapshot import SessionCacheSnapshot, Tile, cut_tile_specs
 from kvpack.store import (
     Budget,
     CutReader,
+    ObjectData,
     StoreFullError,
     Trust,
     check_store,
@@ -142,15 +145,37 @@ def test_what_a_peer_sent_is_not_sealed_anew() -> None:
         )  # fmt: skip
 
 
-def test_room_is_asked_for_what_expanding_takes() -> None:
+def test_room_is_asked_for_what_expanding_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     small = _pack(_zeros(), Codec.ZSTD_SPLIT)
-    store, budget = MemoryStore(), Budget(2 * len(small), 0)
+    store, budget, written = MemoryStore(), Budget(2 * len(small), 0), []
+    put = store.put_if_absent
+
+    def recorded(objects: Sequence[ObjectData]) -> tuple[bool, ...]:
+        written.extend(item.name for item in objects if item.name.startswith("chunks/"))
+        return put(objects)
+
+    monkeypatch.setattr(store, "put_if_absent", recorded)
     with pytest.raises(StoreFullError):
         import_bundle(
             store, KEYRING, _reader(small), LINEAGE, tools(budget=budget), codec=Codec.RAW
         )
-    assert not any(name.startswith("chunks/") for name in store.objects)
+    assert written == []
     import_bundle(store, KEYRING, _reader(small), LINEAGE, tools(budget=budget))
+
+
+def test_what_is_compressed_already_keeps_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = _zeros()
+    words = b"".join(bytes([i % 7, i % 11, i % 250, i % 3]) for i in range(1 << 16))
+    tiles = tuple(Tile(tile.spec, words[: len(tile.data)]) for tile in value.tiles)
+    value = SessionCacheSnapshot(value.layout, value.producer, 1100, IDS, tiles)
+    compress = split_codec.compress
+    with monkeypatch.context() as patch:
+        patch.setattr(split_codec, "compress", lambda data, count, _: compress(data, count, 19))
+        data = _pack(value, Codec.ZSTD_SPLIT)
+    assert data != _pack(value, Codec.ZSTD_SPLIT)
+    store = MemoryStore()
+    cut_id = import_bundle(store, KEYRING, _reader(data), LINEAGE, tools(), codec=Codec.ZSTD_SPLIT)
+    assert _exported(store, cut_id) == data
 
 
 def test_a_row_sealer_is_what_a_save_path_holds() -> None:

@@ -89,6 +89,9 @@ VECTORS = [
     refused("malformed sums")(
         "chunk-short", "an object one byte shorter than its header says",
         with_state(edit=lambda data: data[:-1])),
+    *(refused("malformed chunk.1", released=number)(
+        f"chunk-magic-{number}", "an object that begins as the manifest does",
+        Pack(change(number, edit=at(3, b"M")))) for number in range(3)),
     refused("malformed chunk.4", released=3)(
         "chunk-passes-manifest", "an object that by its own header ends inside the manifest",
         with_state(edit=lambda data: data[:-1], reference={"plain": 18, "encoded": 18})),
