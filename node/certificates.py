@@ -32,6 +32,7 @@ _CLOCK_SKEW: Final = datetime.timedelta(minutes=10)
 
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
+Holder = x509.CertificateSigningRequest | x509.Certificate
 Now = Callable[[], datetime.datetime]
 
 
@@ -59,9 +60,9 @@ def check_name(name: str) -> str:
     return name
 
 
-def new_authority(now: Now = utc_now) -> Authority:
-    """A new authority: its key and its own certificate."""
-    key = ec.generate_private_key(ec.SECP256R1())
+def new_authority(now: Now = utc_now, pem: bytes | None = None) -> Authority:
+    """A new authority: its key (or the one given as PEM) and its own certificate."""
+    key = load_key(new_key() if pem is None else pem, "authority's key")
     name = _common_name("kvpack authority")
     certificate = (
         _builder(name, name, key.public_key(), AUTHORITY_DAYS, now)
@@ -206,7 +207,7 @@ def leaf_digest(certificate_pem: bytes) -> bytes:
     return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
 
 
-def key_fingerprint(key: x509.CertificateSigningRequest | x509.Certificate) -> str:
+def key_fingerprint(key: Holder) -> str:
     """SHA-256 of the public key (DER), in hexadecimal: two people can compare it by voice."""
     der = _public_key(key).public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -223,9 +224,7 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _public_key(
-    holder: x509.CertificateSigningRequest | x509.Certificate,
-) -> ec.EllipticCurvePublicKey:
+def _public_key(holder: Holder) -> ec.EllipticCurvePublicKey:
     key = holder.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
         raise CredentialsError("signing request or certificate: expected an ECDSA P-256 key")

@@ -12,6 +12,7 @@ import kvpack
 from kvpack.errors import EXIT_INTERRUPTED, KvpackError
 from node.cli_bench import bench
 from node.cli_directory import directory
+from node.cli_pair import pair
 from node.cli_trust import enroll, pin, pins, unpin
 from node.config import (
     LEASE_S,
@@ -145,7 +146,7 @@ def tiny(arch: str, out: Path, seed: int, window: int, layers: int) -> None:
     click.echo(str(out))
 
 
-for _command in (enroll, pin, pins, unpin):
+for _command in (enroll, pair, pin, pins, unpin):
     main.add_command(_command)
 
 

@@ -121,12 +121,25 @@ def pin(
     """
     peer = PinnedPeer.of(certificate_pem, role)
     make_private_folder(folder / role.value)
-    same = [p for p in read_pins(folder, role) if p.name == peer.name]
-    if any(p.digest == peer.digest for p in same):
-        return peer
-    _check_room(same, peer, beside_old)
-    write_private(pin_path(folder, peer, first=not same), certificate_pem)
+    path = plan_pin(folder, peer, beside_old=beside_old)
+    if path is not None:
+        write_private(path, certificate_pem)
     return peer
+
+
+def plan_pin(folder: Path, peer: PinnedPeer, *, beside_old: bool) -> Path | None:
+    """Where the pin of ``peer`` would be written; ``None`` if it is there already.
+
+    Raises:
+        CredentialsError: Another leaf of that name is pinned and ``beside_old`` is not set, or
+            there is no room beside it.
+    """
+    same = [p for p in read_pins(folder, peer.role) if p.name == peer.name]
+    if any(p.digest == peer.digest for p in same):
+        return None
+    _check_room(same, peer, beside_old)
+    stem = f"{peer.name}.{peer.digest.hex()[:_SHORT]}" if same else peer.name
+    return folder / peer.role.value / f"{stem}.pem"
 
 
 def unpin(folder: Path, name: str, role: Role, leaf: str | None = None) -> list[PinnedPeer]:
@@ -154,12 +167,6 @@ def unpin(folder: Path, name: str, role: Role, leaf: str | None = None) -> list[
     for peer in fitting:
         remove_private(_path_of(folder, peer))
     return fitting
-
-
-def pin_path(folder: Path, peer: PinnedPeer, *, first: bool) -> Path:
-    """Where the pin of ``peer`` is written."""
-    stem = peer.name if first else f"{peer.name}.{peer.digest.hex()[:_SHORT]}"
-    return folder / peer.role.value / f"{stem}.pem"
 
 
 def read_pins(folder: Path, role: Role) -> list[PinnedPeer]:

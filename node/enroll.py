@@ -39,6 +39,9 @@ AUTHORITY_CERTIFICATE: Final = "ca-cert.pem"
 NODE_KEY: Final = "node-key.pem"
 NODE_CERTIFICATE: Final = "node-cert.pem"
 
+#: The tenant's key inside a credentials folder: handed over as a file, by an explicit step.
+TENANT_KEY: Final = "tenant.key"
+
 #: A key that waits for its certificate while the present one is still in use.
 NEXT_KEY: Final = "next-key.pem"
 

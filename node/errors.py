@@ -52,6 +52,19 @@ class PeerRefusedError(NodeError):
     exit_code = EXIT_NOT_AUTHENTIC
 
 
+class PairError(NodeError):
+    """Two machines were not paired: hung up, too late, or they do not fit. Nothing was kept."""
+
+    reason = "not_paired"
+
+
+class PairRefusedError(PairError):
+    """Pairing was stopped because the other side may be another one than it says."""
+
+    reason = "pairing_refused"
+    exit_code = EXIT_NOT_AUTHENTIC
+
+
 class PeerUnavailableError(NodeError):
     """The other node did not answer, or answered with a failure of its own."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvpack.keys import load_key_file, write_key_file
-from node.server import TENANT_KEY
+from node.enroll import TENANT_KEY
 
 
 def copy_tenant_key(source: Path, credentials: Path) -> None:

@@ -21,6 +21,7 @@ from node.config import Address, ServeConfig
 from node.directory_member import member
 from node.directory_service import DirectoryService
 from node.engine_thread import EngineThread
+from node.enroll import TENANT_KEY
 from node.errors import ListenError
 from node.files import make_private_folder
 from node.migration import wire
@@ -46,9 +47,6 @@ from node.trust import (
 from node.volume import VolumeBound, probe_volume
 
 log = logging.getLogger(__name__)
-
-#: The tenant's key inside a credentials folder: handed over as a file, by an explicit step.
-TENANT_KEY: Final = "tenant.key"
 
 #: Inside a data folder: packs of moves, and packs that clients asked for.
 SPOOL: Final = "spool"

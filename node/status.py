@@ -33,6 +33,7 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     kvpack_errors.UnknownKeyError: _Code.PERMISSION_DENIED,
     kvpack_errors.AuthenticationError: _Code.PERMISSION_DENIED,
     node_errors.PeerRefusedError: _Code.PERMISSION_DENIED,
+    node_errors.PairRefusedError: _Code.PERMISSION_DENIED,
     # What it is for.
     kvpack_errors.LayoutMismatchError: _Code.FAILED_PRECONDITION,
     kvpack_errors.IdentityMismatchError: _Code.FAILED_PRECONDITION,
@@ -74,6 +75,7 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     kvpack_errors.PublishError: _Code.INTERNAL,
     node_errors.NodeError: _Code.INTERNAL,
     node_errors.ListenError: _Code.INTERNAL,
+    node_errors.PairError: _Code.INTERNAL,
     node_errors.VolumeError: _Code.INTERNAL,
     node_errors.CredentialsError: _Code.INTERNAL,
     engine_errors.ModelFolderError: _Code.INTERNAL,

@@ -94,6 +94,20 @@ def test_a_renewed_certificate_is_served_without_a_restart(world):
     assert run(work()) == (OK, CLOSED, OK, OK)
 
 
+def test_a_leaf_pinned_ahead_lets_a_server_renew_without_a_gap(world):
+    source, authority = world.credentials("source"), world.root / "authority"
+
+    async def work():
+        async with server(world) as address:
+            leaf = enroll.sign_request(authority, enroll.renew_request(source))
+            pin(world.credentials("client"), leaf, Role.NODE, beside_old=True)
+            before = await knock(world, "client", address)
+            enroll.accept(source, leaf, (authority / enroll.AUTHORITY_CERTIFICATE).read_bytes())
+            return before, await knock(world, "client", address)
+
+    assert run(work()) == (OK, OK)
+
+
 def test_a_caller_pinned_with_both_leaves_renews_without_a_gap(world):
     source = world.credentials("source")
     old = world.certificate("client")
