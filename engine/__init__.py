@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from engine.logits import Logits
     from engine.mlxlm import load_model
     from engine.model import Model
+    from engine.observed import ObservedCall
     from engine.origins import PlaneLayout
     from engine.prefill import prefill_calls
     from engine.sampling import SamplingParameters
@@ -48,6 +49,7 @@ __all__ = [
     "Installer",
     "MissingRows",
     "Logits",
+    "ObservedCall",
     "PlaneLayout",
     "prefill_calls",
     "tiny_model_files",
@@ -86,6 +88,7 @@ _HOMES = {
     "Installer": "install",
     "MissingRows": "install",
     "Logits": "logits",
+    "ObservedCall": "observed",
     "PlaneLayout": "origins",
     "prefill_calls": "prefill",
     "tiny_model_files": "tiny",

@@ -269,7 +269,7 @@ def make_plan(shape: ModelShape, *, quick: bool) -> Plan:
     return Plan(
         control=_chunks(min(2 * windows[-1] + 1, places[-1][0]), windows[-1]),
         stations=stations,
-        rollbacks=_rollbacks(shape, windows, quick, left_out),
+        rollbacks=_rollbacks(shape, windows, quick),
         shapes=_shapes(shape),
         left_out=tuple(left_out),
     )
@@ -353,16 +353,11 @@ def _all_stations(places: Sequence[tuple[int, int]], left_out: list[str]) -> tup
 
 
 def _rollbacks(
-    shape: ModelShape, windows: Sequence[int], quick: bool, left_out: list[str]
+    shape: ModelShape, windows: Sequence[int], quick: bool
 ) -> tuple[RollbackStation, ...]:
     sizes = _BLOCKS_QUICK if quick else BLOCKS
-    smallest = min(shape.windows, default=shape.context_tokens)
-    blocks = tuple((n, k) for n in sizes for k in range(n + 1) if n <= smallest or k in (0, n))
-    if smallest < max(sizes):
-        left_out.append(
-            f"0 < k < n of blocks wider than the ring of {smallest}: a twin without a checkpoint "
-            "has lost the block's first rows"
-        )
+    # Also where a block is wider than a ring: its first rows have scrolled out when it ends.
+    blocks = tuple((n, k) for n in sizes for k in range(n + 1))
     positions = [
         position
         for w in windows

@@ -73,7 +73,7 @@ def rollback_cost(facts: Facts, station: RollbackStation) -> Cost:
     case_s = (2 + STEPS_AFTER_BLOCK) * facts.step_s + 4 * copies_s
     counts = {count for count, _ in station.blocks}
     return Cost(
-        write_s=(2 + len(counts)) * history_s(facts, station.history)
+        write_s=(2 + 2 * len(counts)) * history_s(facts, station.history)
         + len(station.blocks) * case_s,
         read_s=len(station.blocks) * case_s,
         file_bytes=facts.cut_bytes(station.history.position),

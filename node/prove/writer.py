@@ -40,7 +40,7 @@ from node.prove.sessions import (
 )
 
 if TYPE_CHECKING:
-    from engine import Generation, Logits, Model
+    from engine import Generation, Logits, Model, ObservedCall
 
 #: Blocks of the greedy comparison.
 _GREEDY_ROUNDS: Final = 4
@@ -97,9 +97,11 @@ class Writer:
             logits = whole.block(token_stream(self._model.vocab_size, count, "block"))
             path = self._folder / block_file(station, count)
             size += path.write_bytes(_joined(logits))
+            seen = self._observed(station, count)
+            control += compare_logits(_joined(logits), seen.logits).at("of the same block again")
             # The shorter ones first: they read rows of the block before the twin goes on.
             for kept in sorted(kept for n, kept in station.blocks if n == count):
-                after = self._after_block(station, base, whole, count, kept)
+                after = self._after_block(station, base, whole, seen, kept)
                 path = self._folder / kept_file(station, count, kept)
                 size += self._block_twin(after).write(path)
         return Written(control, size)
@@ -109,10 +111,15 @@ class Writer:
         station: RollbackStation,
         base: Generation,
         whole: Generation,
-        count: int,
+        seen: ObservedCall,
         kept: int,
     ) -> Generation:
-        """The state after ``kept`` of ``count`` tokens, by no checkpoint."""
+        """The state after ``kept`` tokens of a block, by no checkpoint.
+
+        Rows of the block are those that the layers handed over: a ring narrower than the block
+        has lost the first ones, and what is proved is that the checkpoint has not.
+        """
+        count = len(seen.logits)
         if kept == count:
             return whole
         if kept == 0:
@@ -120,10 +127,19 @@ class Writer:
         position = base.position
         before, after = rows_before_and_after(self._model.layout, position, position + kept)
         installer = self._model.installer(position + kept)
-        for source, specs in ((base, before), (whole, after)):
-            for spec in specs:
-                installer.scatter(source.read_tile(spec))
+        for spec in before:
+            installer.scatter(base.read_tile(spec))
+        for spec in after:
+            installer.scatter(seen.tile(spec))
         return installer.finish(base.schedule.after_call(count, count - kept))
+
+    def _observed(self, station: RollbackStation, count: int) -> ObservedCall:
+        """The block's call once more, by somebody who looks at what the layers hand over."""
+        from engine import ObservedCall
+
+        session = live_session(self._model, station.history)
+        ids = token_stream(self._model.vocab_size, count, "block")
+        return ObservedCall(self._model, session, ids)
 
     def _block_twin(self, session: Generation) -> Twin:
         start = state_digest(session)
