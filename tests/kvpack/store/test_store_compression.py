@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ from kvpack.snapshot import SessionCacheSnapshot, Tile, cut_tile_specs
 from kvpack.store import (
     Budget,
     CutReader,
-    ObjectData,
+    CutWriter,
     StoreFullError,
     Trust,
     check_store,
@@ -145,22 +144,26 @@ def test_what_a_peer_sent_is_not_sealed_anew() -> None:
         )  # fmt: skip
 
 
-def test_room_is_asked_for_what_expanding_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = _pack(_zeros(), Codec.ZSTD_SPLIT)
-    store, budget, written = MemoryStore(), Budget(2 * len(small), 0), []
-    put = store.put_if_absent
+@pytest.mark.parametrize("codec", Codec)
+def test_room_is_asked_for_what_expanding_takes(
+    monkeypatch: pytest.MonkeyPatch, codec: Codec
+) -> None:
+    asked: list[int] = []
+    reserve = CutWriter.reserve
 
-    def recorded(objects: Sequence[ObjectData]) -> tuple[bool, ...]:
-        written.extend(item.name for item in objects if item.name.startswith("chunks/"))
-        return put(objects)
+    def recorded(self: CutWriter, needed_bytes: int) -> None:
+        asked.append(needed_bytes)
+        reserve(self, needed_bytes)
 
-    monkeypatch.setattr(store, "put_if_absent", recorded)
+    monkeypatch.setattr(CutWriter, "reserve", recorded)
+    small, store = _pack(_zeros(), Codec.ZSTD_SPLIT), MemoryStore()
+    cut_id = import_bundle(store, KEYRING, _reader(small), LINEAGE, tools(), codec=codec)
+    references = CutReader(store, KEYRING, cut_id).cut.manifest.references
+    assert asked[0] >= sum(reference.object_bytes for reference in references)
+    tight = tools(budget=Budget(2 * len(small), 0))
     with pytest.raises(StoreFullError):
-        import_bundle(
-            store, KEYRING, _reader(small), LINEAGE, tools(budget=budget), codec=Codec.RAW
-        )
-    assert written == []
-    import_bundle(store, KEYRING, _reader(small), LINEAGE, tools(budget=budget))
+        import_bundle(MemoryStore(), KEYRING, _reader(small), LINEAGE, tight, codec=codec)
+    import_bundle(MemoryStore(), KEYRING, _reader(small), LINEAGE, tight)
 
 
 def test_what_is_compressed_already_keeps_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
