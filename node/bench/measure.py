@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
-from node.bench.model import MadeModel, token_ids
+from kvpack.errors import KvpackError
+from node.bench.model import FURTHER_TOKENS, MadeModel, token_ids
 from node.bench.order import BenchOrder, Kind, OtherEnd
 from node.bench.peer import Peer
 from node.bench.sealed import Pushed, push_sealed
@@ -17,9 +21,13 @@ from node.errors import UsageError
 from node.migration.source import Moved, Order
 from node.pb.v1 import bench_pb2
 from node.server import Node, running
+from node.session import Session
 
 #: Prefill is simulated at so many times the transfer's time.
 PREFILL_OVER_TRANSFER: Final = 4.0
+
+#: A live session chooses a token in this time.
+DECODE_S: Final = 0.010
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,7 @@ class Measured:
         order: What was asked for.
         pushed: The push of sealed chunks and its yardstick.
         moved: The move.
-        prefill_asked_s: How long prefill was told to take.
+        prefill_asked_s: How long prefill was told to take; none for a live session.
         growth_bytes: Highest resident memory of the source over that before the move; its planes
             were there before. None where the system does not tell.
         ended: What the target says.
@@ -74,20 +82,51 @@ async def _move(
     prompt: list[int],
     pushed: Pushed,
 ) -> Measured:
-    if order.kind is not Kind.PROMPT or order.held_tokens:
-        raise UsageError("only --kind prompt, and nothing held, is measured yet")
-    prefill_s = PREFILL_OVER_TRANSFER * pushed.push_s
+    if order.held_tokens:
+        raise UsageError("--held: not measured yet")
     session = await node.sessions.open(f"bench-move-{secrets.token_hex(8)}")
-    model.pace.prefill_s_per_token = prefill_s / order.position
+    prefill_s = 0.0
+    if order.kind is Kind.PROMPT:
+        prefill_s = PREFILL_OVER_TRANSFER * pushed.push_s
+        model.pace.prefill_s_per_token = prefill_s / order.position
+    else:
+        async with node.sessions.hold(session.session_id, session.token):
+            await node.sessions.append(session, prompt)
+        model.pace.decode_s = DECODE_S
     await peer.begin(order.stall_s)
-    mark = MemoryMark.now()
-    target = Order(peer.name, peer.address)
-    moved = None
-    async for event in node.moves.start(session.session_id, session.token, prompt, target):
-        if isinstance(event, Moved):
-            moved = event
-    growth_bytes = mark.peak_growth_bytes()
-    if moved is None:
-        raise RuntimeError("a move that ended without a result")
+    async with _decoding(node, session, order):
+        mark = MemoryMark.now()
+        moved = await _moved(node, session, peer, prompt if order.kind is Kind.PROMPT else [])
+        growth_bytes = mark.peak_growth_bytes()
     ended = await peer.end(session.session_id)
     return Measured(order, pushed, moved, prefill_s, growth_bytes, ended)
+
+
+async def _moved(node: Node, session: Session, peer: Peer, prompt: list[int]) -> Moved:
+    target = Order(peer.name, peer.address)
+    async for event in node.moves.start(session.session_id, session.token, prompt, target):
+        if isinstance(event, Moved):
+            return event
+    raise RuntimeError("a move that ended without a result")
+
+
+@contextlib.asynccontextmanager
+async def _decoding(node: Node, session: Session, order: BenchOrder) -> AsyncIterator[None]:
+    """Somebody who reads token after token, if it is a live session, until it is not here."""
+
+    async def read() -> None:
+        most = node.sessions.engine.model.layout.max_context_tokens - session.next_index
+        steps = node.sessions.generate(
+            session.session_id, session.token, session.next_index, min(most, FURTHER_TOKENS)
+        )
+        with contextlib.suppress(KvpackError):
+            async for _ in steps:
+                pass
+
+    reader = asyncio.ensure_future(read()) if order.kind is Kind.SESSION else None
+    try:
+        yield
+    finally:
+        if reader is not None:
+            reader.cancel()
+            await asyncio.wait({reader})

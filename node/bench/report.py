@@ -22,13 +22,14 @@ def as_values(measured: Measured) -> dict[str, Any]:
     """Every number, by name; the unit is the name's last word."""
     order, pushed, moved = measured.order, measured.pushed, measured.moved
     timeline, ended = moved.timeline, measured.ended
-    sizes = cut_bytes(order.layout, order.tokens, order.held_tokens)
+    sizes = cut_bytes(order.layout, moved.position + 1, order.held_tokens)
     nope, swa = timeline.bytes_of(ChunkClass.FULL), timeline.bytes_of(ChunkClass.SWA)
     giga = pushed.payload_bytes / _GIGA
     baseline = giga / pushed.baseline_s
     return {
         "tokens": order.tokens,
         "held_tokens": order.held_tokens,
+        "moved_tokens": moved.position + 1,
         "kind": order.kind.value,
         "layout": order.layout_name,
         "kv_bytes": nope + swa,
