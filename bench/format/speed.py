@@ -19,7 +19,7 @@ from bench.format.pack import KEYRING, PUBLIC, Placed, placed_chunks
 from bench.format.turns import Row, Thing, in_turns
 from kvpack.bundle import Depth
 from kvpack.bundle.in_order import THREADS_MAX
-from kvpack.chunk.open import PIECE_BYTES
+from kvpack.bundle.payload import CACHED_PIECE_BYTES as PIECE_BYTES
 from kvpack.verify import verify_bundle, verify_signature, verify_stream
 
 _NONCE = bytes(12)

@@ -15,6 +15,7 @@ from typing import Final, NoReturn, TypeVar
 
 from kvpack.errors import KvpackError
 
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 #: Each thread may hold one compressed chunk of the largest size and what it becomes, 20 MiB in all:
@@ -41,6 +42,34 @@ def thread_count(asked: int | None, total_bytes: int) -> int:
         return 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(usable or 1, THREADS_MAX))
+
+
+def group_bytes(total_bytes: int) -> int:
+    """How much of ``total_bytes`` one job does: every job costs threads a look at each other."""
+    return min(_WORTH_BYTES, total_bytes // (8 * THREADS_MAX))
+
+
+def grouped(
+    items: Iterable[_Item], bytes_of: Callable[[_Item], int], bytes_min: int
+) -> Iterator[list[_Item]]:
+    """``items`` in their order, in groups of at least ``bytes_min`` but for the last.
+
+    Raises:
+        KvpackError: Of what makes the items, after the group of those before it; also OSError.
+    """
+    group: list[_Item] = []
+    try:
+        for item in items:
+            group.append(item)
+            if sum(map(bytes_of, group)) >= bytes_min:
+                yield group
+                group = []
+    except (KvpackError, OSError):
+        if group:
+            yield group
+        raise
+    if group:
+        yield group
 
 
 def in_order(jobs: Iterable[Callable[[], _Result]], threads: int) -> Generator[_Result, None, None]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from kvpack.bundle.source import ByteSource, located
 from kvpack.chunk import ChunkHeader, SealContext, check_content_id
 from kvpack.chunk.open import (
-    PIECE_BYTES,
-    SCRATCH_BYTES,
+    SCRATCH_EXTRA_BYTES,
     TagCheck,
     can_check_in_pieces,
     decrypt,
@@ -29,6 +29,15 @@ class Depth(enum.Enum):
     QUICK = "quick"
     FULL = "full"
     DEEP = "deep"
+
+
+#: What one thread takes at a time: a piece and what it decrypts to stay in a core's second-level
+#: cache together.
+CACHED_PIECE_BYTES: Final = 256 << 10
+
+#: What each of several threads takes at a time: nearly always a whole chunk. Between two calls a
+#: thread waits for the interpreter, and short calls make threads wait longer than the cache saves.
+SHARED_PIECE_BYTES: Final = 2 << 20
 
 
 def pieces(
@@ -52,12 +61,16 @@ class PayloadCheck:
 
     Args:
         key_of: The tenant's key of an epoch; raises UnknownKeyError.
+        piece_bytes: How much is read, decrypted and hashed in one call each.
     """
 
-    def __init__(self, key_of: Callable[[int], EpochKey]) -> None:
+    def __init__(
+        self, key_of: Callable[[int], EpochKey], piece_bytes: int = CACHED_PIECE_BYTES
+    ) -> None:
         self._key_of = key_of
-        self._piece = memoryview(bytearray(PIECE_BYTES))
-        self._plain = memoryview(bytearray(SCRATCH_BYTES))
+        self._piece_bytes = piece_bytes
+        self._piece = memoryview(b"")
+        self._plain = memoryview(b"")
         self._object = bytearray()
         self._whole = bytearray()
 
@@ -84,6 +97,7 @@ class PayloadCheck:
             AuthenticationError: Tag, encoded digest or, when DEEP, the content id does not match.
         """
         reference = header.reference
+        self._make_room(reference.encoded_bytes + TAG_BYTES)
         if depth is Depth.QUICK:
             for _ in pieces(source, reference.encoded_bytes + TAG_BYTES, self._piece, where):
                 pass
@@ -91,6 +105,13 @@ class PayloadCheck:
             self._check_in_pieces(source, header, associated, where, depth)
         else:
             self._check_whole(source, header, associated, where, depth)
+
+    def _make_room(self, needed_bytes: int) -> None:
+        """Buffers for a piece of so many bytes, or of as many as a piece may have."""
+        length = min(needed_bytes, self._piece_bytes)
+        if len(self._piece) < length:
+            self._piece = memoryview(bytearray(length))
+            self._plain = memoryview(bytearray(length + SCRATCH_EXTRA_BYTES))
 
     def _check_in_pieces(
         self,
@@ -100,7 +121,7 @@ class PayloadCheck:
         where: str,
         depth: Depth,
     ) -> None:
-        """Each piece is read, decrypted and hashed while it is in this core's cache."""
+        """Each piece is decrypted and hashed where it was read to; nothing else is kept of it."""
         reference = header.reference
         tag_check = TagCheck(self._key_of(reference.epoch), reference, associated, self._plain)
         context = self._context(header)

@@ -5,24 +5,23 @@ from __future__ import annotations
 import io
 import os
 import stat
-import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Protocol
 
+from kvpack.bundle.check import PlaceCheck, SharedCheck, places_of
 from kvpack.bundle.footer import FOOTER_BYTES, decode_footer
-from kvpack.bundle.in_order import in_order, thread_count
+from kvpack.bundle.in_order import group_bytes, grouped, in_order, thread_count
 from kvpack.bundle.index import BundleIndex, beyond_its_place, open_index
-from kvpack.bundle.payload import Depth, PayloadCheck
-from kvpack.bundle.source import PlacedSource, ReadableFile, fill_from
+from kvpack.bundle.payload import Depth
+from kvpack.bundle.source import ReadableFile, fill_from
 from kvpack.bundle.walk import ChunkWalk
 from kvpack.chunk import ChunkHeader, OpenedChunk
 from kvpack.errors import FormatError
 from kvpack.header import FIXED_BYTES, Header, HeaderPrefix, parse_prefix, tenant_bytes
-from kvpack.keys import EpochKey, Keyring
+from kvpack.keys import Keyring
 from kvpack.manifest import Manifest
 
 
@@ -103,32 +102,6 @@ def read_tail(source: FileSource) -> bytes:
     return source.read(footer.manifest_offset, footer.tail_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """A chunk that passed: its place in file order, and whether its payload was read for it."""
-
-    index: int
-    header: ChunkHeader
-    payload_read: bool
-
-    @property
-    def where(self) -> str:
-        return f"chunks[{self.index}]"
-
-
-class _PerThread(threading.local):
-    """Buffers for each thread that checks chunks of one bundle."""
-
-    def __init__(self, key_of: Callable[[int], EpochKey]) -> None:
-        self._payload = PayloadCheck(key_of)
-
-    def check(
-        self, chunk: _Checked, source: PlacedSource, associated: bytes, depth: Depth
-    ) -> _Checked:
-        self._payload.check(source, chunk.header, associated, chunk.where, depth)
-        return chunk
-
-
 class BundleReader:
     """One bundle, its manifest authentic and gated when the constructor returns.
 
@@ -154,6 +127,8 @@ class BundleReader:
         tail = read_tail(self._source)
         header_bytes = self._source.read(0, prefix.header_bytes)
         self.index: BundleIndex = open_index(key, header_bytes, tail, self._source.file_bytes)
+        self._keyring = keyring
+        self._prefix = prefix
         self._walk = ChunkWalk(self._source, keyring, prefix)
         # Only of this kind is it known that a place of it can be read without its position.
         self._descriptor = file.fileno() if isinstance(file, io.FileIO) else None
@@ -230,34 +205,20 @@ class BundleReader:
             AuthenticationError: An object was changed or replaced.
             IdentityMismatchError: A chunk of another model; also LayoutMismatchError.
         """
+        places = places_of(self.index, depth, chosen)
         count = thread_count(threads, self.index.footer.chunks_bytes)
-        if self._descriptor is None or depth is Depth.QUICK:
-            count = 1
-        with closing(in_order(self._check_jobs(depth, chosen, count), count)) as checked:
-            for done in checked:
-                self._require(done.index, done.header, tag_checked=done.payload_read)
+        if count == 1 or self._descriptor is None or depth is Depth.QUICK:
+            here = PlaceCheck(self._source, self._walk, self.index, depth)
+            jobs, count = (partial(here.check, (place,)) for place in places), 1
+        else:
+            shared = SharedCheck(self._descriptor, self._keyring, self._prefix, self.index, depth)
+            size = group_bytes(self.index.footer.chunks_bytes)
+            groups = grouped(places, lambda place: place.object_bytes, size)
+            jobs = (partial(shared.check, group) for group in groups)
+        with closing(in_order(jobs, count)) as checked:
+            for byte_count in checked:
                 if progress is not None:
-                    progress(done.header.reference.object_bytes)
-
-    def _check_jobs(
-        self, depth: Depth, chosen: Container[int] | None, threads: int
-    ) -> Iterator[Callable[[], _Checked]]:
-        """One job for each chunk. The headers are read here, one after the other."""
-        mine = _PerThread(self._walk.key)
-        for index, header, offset in self._headers():
-            reads = depth is not Depth.QUICK and (chosen is None or index in chosen)
-            if threads == 1 or not reads or self._descriptor is None:
-                yield partial(self._check_here, _Checked(index, header, reads), depth)
-                continue
-            source = PlacedSource(self._descriptor, offset + header.reference.header_bytes)
-            associated = bytes(self._walk.header_bytes(header))
-            yield partial(mine.check, _Checked(index, header, reads), source, associated, depth)
-
-    def _check_here(self, chunk: _Checked, depth: Depth) -> _Checked:
-        """Check the chunk whose header was read last."""
-        if chunk.payload_read:
-            self._walk.check(chunk.header, chunk.where, depth)
-        return chunk
+                    progress(byte_count)
 
     def objects(self) -> Iterator[bytes]:
         """Every object in file order, as stored: to send, or to write into another bundle.
@@ -286,16 +247,16 @@ class BundleReader:
         self._require(index, header, tag_checked=True)
         return opened
 
-    def _headers(self) -> Iterator[tuple[int, ChunkHeader, int]]:
-        """Index, header and offset. Walks by the objects' own lengths, as a forward reader must."""
+    def _headers(self) -> Iterator[tuple[int, ChunkHeader]]:
+        """Walk by the objects' own lengths, as a forward reader must: both then agree."""
         offset = self.index.footer.header_bytes
         for index in range(len(self.manifest.references)):
             header = self._read_header(index, offset)
-            yield index, header, offset
+            yield index, header
             offset += header.reference.object_bytes
 
     def _objects(self) -> Iterator[tuple[int, ChunkHeader, memoryview]]:
-        for index, header, _ in self._headers():
+        for index, header in self._headers():
             yield index, header, self._walk.read_object(header, f"chunks[{index}]")
 
     def _read_header(self, index: int, offset: int) -> ChunkHeader:

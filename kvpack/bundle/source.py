@@ -47,8 +47,12 @@ class PlacedSource:
     The file is read, never mapped: a mapped file that somebody cuts short kills the process.
     """
 
-    def __init__(self, descriptor: int, offset: int) -> None:
+    def __init__(self, descriptor: int, offset: int = 0) -> None:
         self._descriptor = descriptor
+        self._offset = offset
+
+    def seek(self, offset: int) -> None:
+        """The next :meth:`fill` begins at ``offset``."""
         self._offset = offset
 
     def fill(self, view: memoryview) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from kvpack.bundle.payload import Depth, PayloadCheck
+from kvpack.bundle.payload import CACHED_PIECE_BYTES, Depth, PayloadCheck
 from kvpack.bundle.source import ByteSource, located
 from kvpack.chunk import ChunkHeader, OpenedChunk
 from kvpack.chunk.header import header_bytes, parse_header
@@ -25,15 +25,22 @@ class ChunkWalk:
         source: Where the next bytes come from.
         keyring: The keys at hand.
         prefix: The bundle header's prefix: whose keys are meant.
+        piece_bytes: How much of a chunk is checked in one call.
     """
 
-    def __init__(self, source: ByteSource, keyring: Keyring, prefix: HeaderPrefix) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        keyring: Keyring,
+        prefix: HeaderPrefix,
+        piece_bytes: int = CACHED_PIECE_BYTES,
+    ) -> None:
         self._source = source
         self._keyring = keyring
         self._tenant = prefix.tenant
         self._object = memoryview(bytearray(HEADER_BYTES_MAX))
         # Not self.key: a cycle would keep the buffers until somebody looks for cycles.
-        self._payload = PayloadCheck(partial(keyring.get, prefix.tenant))
+        self._payload = PayloadCheck(partial(keyring.get, prefix.tenant), piece_bytes)
 
     def key(self, epoch: int) -> EpochKey:
         """The tenant's key of ``epoch``.

@@ -220,11 +220,8 @@ def decrypt(
     return OpenedChunk(reference, memoryview(plaintext))
 
 
-#: A piece and what it decrypts to stay in a core's second-level cache together.
-PIECE_BYTES: Final = 256 << 10
-
 #: The cipher asks for room for one block more than it is given.
-SCRATCH_BYTES: Final = PIECE_BYTES + 16
+SCRATCH_EXTRA_BYTES: Final = 16
 
 
 def can_check_in_pieces(reference: ChunkReference) -> bool:
@@ -239,7 +236,7 @@ class TagCheck:
         key: Root of the chunk's epoch.
         reference: The chunk; :func:`can_check_in_pieces` is true of it.
         associated: The header's bytes.
-        scratch: Reused for each piece's plaintext, ``SCRATCH_BYTES`` long.
+        scratch: Reused for each piece's plaintext, ``SCRATCH_EXTRA_BYTES`` longer than it.
     """
 
     def __init__(
