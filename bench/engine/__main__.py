@@ -130,6 +130,13 @@ def _layouts(rounds: int) -> Iterator[Row]:
         yield Row(f"chunk of 128 head-major, {name}", "token-major", "", chunks)
 
 
+def _told(rows: Iterator[Row]) -> Iterator[Row]:
+    """Each row as soon as it is there, on standard error: a run that is cut short has said it."""
+    for row in rows:
+        print(row.markdown(), file=sys.stderr, flush=True)
+        yield row
+
+
 def machine() -> dict[str, str]:
     """What was measured on, as far as a ratio needs it."""
     versions = {name: version(name) for name in ("mlx", "mlx-lm")}
@@ -158,7 +165,7 @@ def main() -> None:
     )
     rows = measure(options.only or list(USUAL), options.model, options.scale, geometry)
     if options.json:
-        found = {"machine": machine(), "rows": [row.as_json() for row in rows]}
+        found = {"machine": machine(), "rows": [row.as_json() for row in _told(rows)]}
         json.dump(found, sys.stdout, indent=1)
         sys.stdout.write("\n")
         return
