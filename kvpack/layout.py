@@ -129,6 +129,9 @@ class CacheLayout:
     encoding: Encoding
     max_context_tokens: int
     _row_bytes: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
+    _group_bytes: dict[tuple[int, ...], int] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         limits.check_range("layers", len(self.layers), 1, limits.LAYERS_MAX)
@@ -157,6 +160,31 @@ class CacheLayout:
     def row_bytes(self, layer: int) -> int:
         """Bytes of one token in ``layer``: its key row and its value row."""
         return self._row_bytes[layer]
+
+    def group_row_bytes(self, kind: LayerKind, layers: tuple[int, ...]) -> int:
+        """Bytes of one token in ``layers``, which must all be of ``kind``.
+
+        The groups of :func:`layer_groups` are remembered: a manifest asks for each a thousand
+        times.
+
+        Raises:
+            LayoutMismatchError: A layer does not exist or is of another kind.
+        """
+        if layers in self._group_bytes and self.layers[layers[0]].kind is kind:
+            return self._group_bytes[layers]
+        row_bytes = 0
+        for layer in layers:
+            if layer >= len(self.layers):
+                raise LayoutMismatchError("tile.layers", f"< {len(self.layers)}", layer)
+            if self.layers[layer].kind is not kind:
+                raise LayoutMismatchError(
+                    f"layers[{layer}].kind", self.layers[layer].kind.value, kind.value
+                )
+            row_bytes += self._row_bytes[layer]
+        # Bounded: what a peer asks for is not always one of the groups.
+        if len(self._group_bytes) < limits.LAYERS_MAX:
+            self._group_bytes[layers] = row_bytes
+        return row_bytes
 
     def layers_of(self, kind: LayerKind) -> tuple[int, ...]:
         """Indices of the layers of ``kind``, ascending."""

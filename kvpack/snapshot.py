@@ -40,7 +40,7 @@ class TileSpec:
         limits.check_range("tile.layers", len(self.layers), 1, limits.LAYERS_MAX)
         limits.check_range("tile.first_position", self.first_position, 0, limits.POSITION_MAX - 1)
         limits.check_range("tile.token_count", self.token_count, 1, limits.GRID_TOKENS)
-        ascending = all(low < high for low, high in itertools.pairwise(self.layers))
+        ascending = self.layers == tuple(sorted(set(self.layers)))
         if not ascending or self.layers[0] < 0:
             raise LayoutMismatchError("tile.layers", "ascending layer indices", self.layers)
         offset = self.first_position % limits.GRID_TOKENS
@@ -60,17 +60,7 @@ class TileSpec:
         Raises:
             LayoutMismatchError: A layer does not exist in ``layout`` or is of another kind.
         """
-        row_bytes = 0
-        shapes = layout.layers
-        for layer in self.layers:
-            if layer >= len(shapes):
-                raise LayoutMismatchError("tile.layers", f"< {len(shapes)}", layer)
-            if shapes[layer].kind is not self.kind:
-                raise LayoutMismatchError(
-                    f"layers[{layer}].kind", shapes[layer].kind.value, self.kind.value
-                )
-            row_bytes += layout.row_bytes(layer)
-        return row_bytes * self.token_count
+        return layout.group_row_bytes(self.kind, self.layers) * self.token_count
 
 
 @dataclass(frozen=True, slots=True, repr=False)
