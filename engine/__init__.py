@@ -14,7 +14,7 @@ from engine import backend
 if TYPE_CHECKING:
     from engine.checkpoint import Checkpoint
     from engine.draft import ModelDraft, PromptLookup, check_draft
-    from engine.draft_state import encode_draft, install_draft
+    from engine.draft_state import install_draft
     from engine.errors import (
         BackendError,
         CacheDiscontinuity,
@@ -58,7 +58,6 @@ __all__ = [
     "ModelDraft",
     "PromptLookup",
     "check_draft",
-    "encode_draft",
     "install_draft",
     "SamplingParameters",
     "SamplerState",
@@ -97,7 +96,6 @@ _HOMES = {
     "ModelDraft": "draft",
     "PromptLookup": "draft",
     "check_draft": "draft",
-    "encode_draft": "draft_state",
     "install_draft": "draft_state",
     "SamplingParameters": "sampling",
     "SamplerState": "sampling_state",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Callable
 
 import pytest
@@ -11,13 +12,24 @@ from engine_support import ModelCase, reinstall, tokens
 
 from engine import Generation, Model, checkpoint
 from engine.draft import ModelDraft, PromptLookup, check_draft
-from engine.draft_state import encode_draft, install_draft
+from engine.draft_state import install_draft
 from engine.sampling import SamplingParameters
 from engine.sampling_state import SamplerState
 from engine.speculative import LivePair, Round, speculate, speculative_rounds
 from engine.speculative_report import Agreement, SpeculationCounts, plain_tokens
-from kvpack.errors import FormatError, IdentityMismatchError, KvpackError, LayoutMismatchError
-from kvpack.identity import CallRun
+from kvpack.bundle import (
+    BundleReader,
+    DraftSnapshot,
+    Header,
+    read_draft_snapshot,
+    read_snapshot,
+    write_snapshot,
+)
+from kvpack.errors import IdentityMismatchError, LayoutMismatchError
+from kvpack.identity import CallRun, CallSchedule, NumericsFingerprint
+from kvpack.keys import EpochKey, Keyring
+from kvpack.layout import Producer
+from kvpack.manifest import DraftModel
 
 Load = Callable[[ModelCase], Model]
 GREEDY = SamplerState.greedy()
@@ -102,8 +114,9 @@ def test_saved_between_rounds_and_restored(load: Load, with_draft_state: bool) -
     assert snapshot.position == target.position == len(known) - 1
     restored = reinstall(model, target)
     if with_draft_state:
-        state = encode_draft(draft.generation)
-        pair = LivePair(restored, install_draft(draft_model, state, restored.position))
+        found = _through_a_pack(model, target, draft_model, draft.generation, known[:-1])
+        again = install_draft(draft_model, found.snapshot, found.model.schedule, restored.position)
+        pair = LivePair(restored, again)
         assert pair.draft is not None
         assert look(pair.draft) == look(draft.generation)
     else:
@@ -221,18 +234,39 @@ def test_drafts_of_another_vocabulary_or_context_are_refused(load: Load) -> None
     check_draft(model, other())
 
 
+def _through_a_pack(
+    model: Model, target: Generation, draft_model: Model, draft: Generation, ids: list[int]
+) -> DraftSnapshot:
+    """What a pack of both gives back of the draft; the target's rows come back as they were."""
+    key, sink = EpochKey("acme", 1, bytes(range(32))), io.BytesIO()
+    header = Header.of(model.identity("acme"), 1)
+    numerics = NumericsFingerprint((("backend", "cpu"),))
+    about = DraftModel(draft_model.identity("acme"), numerics, draft.schedule)
+    snapshot = target.snapshot(ids)
+    write_snapshot(
+        sink, key, header, snapshot, numerics, target.schedule,
+        draft=DraftSnapshot(about, draft.snapshot(ids)),
+    )  # fmt: skip
+    reader = BundleReader(sink, Keyring([key]))
+    assert read_snapshot(reader) == snapshot
+    found = read_draft_snapshot(reader)
+    assert found is not None
+    assert found.model == about
+    return found
+
+
 def test_a_draft_s_rows_are_refused_unless_they_are_this_draft_s(load: Load) -> None:
-    model = load(CASES[0])
-    draft = begun(model, tokens(30))
-    data = encode_draft(draft)
-    assert look(install_draft(model, data, 29)) == look(draft)
+    model, ids = load(CASES[0]), tokens(30)
+    draft = begun(model, ids)
+    rows = draft.snapshot(ids[:-1])
+    assert look(install_draft(model, rows, draft.schedule, 29)) == look(draft)
     with pytest.raises(LayoutMismatchError, match=r"draft\.position: expected 28, found 29"):
-        install_draft(model, data, 28)
-    with pytest.raises(LayoutMismatchError, match=r"draft\.rows"):
-        install_draft(load(ModelCase(dtype="float16", window=8)), data, 29)
-    for size in range(0, len(data), 997):
-        with pytest.raises(FormatError):
-            install_draft(model, data[:size], 29)
-    for changed in (data + b"\0", b"x" + data[1:], data[:4] + b"\2" + data[5:]):
-        with pytest.raises(KvpackError):
-            install_draft(model, changed, 29)
+        install_draft(model, rows, draft.schedule, 28)
+    with pytest.raises(LayoutMismatchError, match=r"layers\[0\]"):
+        install_draft(load(ModelCase(dtype="float16", window=8)), rows, draft.schedule, 29)
+    with pytest.raises(LayoutMismatchError, match=r"schedule\.position"):
+        install_draft(model, rows, CallSchedule((CallRun(28, 1),)), 29)
+    # No snapshot of the oracle has halves; one that lies about it is refused all the same.
+    object.__setattr__(rows, "producer", Producer.ORACLE)
+    with pytest.raises(LayoutMismatchError, match="producer"):
+        install_draft(model, rows, draft.schedule, 29)
