@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from node.config import Address, ServeConfig
+from node.config import Address
 from node.errors import UsageError
 
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
@@ -41,7 +41,6 @@ def bench() -> None:
 @click.option("--node", help="With --to: name of the other end, as pinned here.")
 @click.option("--credentials", type=_FOLDER, help="With --to: folder made by enroll.")
 @click.option("--data-dir", type=_FOLDER, help="With --to: this end's own files.")
-@click.option("--directory", metavar="URL", help="With --to: who owns what, for both ends.")
 @click.option(
     "--stall",
     default=0.0,
@@ -60,7 +59,6 @@ def move(
     node: str | None,
     credentials: Path | None,
     data_dir: Path | None,
-    directory: str | None,
     stall: float,
     as_json: bool,
 ) -> None:
@@ -73,7 +71,7 @@ def move(
     Examples:
       kvnode bench move --tokens 32768 --loopback
       kvnode bench move --tokens 32768 --to 192.0.2.7:7411 --node big \\
-          --credentials C --data-dir D --directory URL --json
+          --credentials C --data-dir D --json
     """
     from node.bench.main import bench_move
     from node.bench.order import BenchOrder, Kind, OtherEnd
@@ -83,9 +81,9 @@ def move(
     if loopback == (to is not None):
         raise UsageError("give either --loopback or --to HOST:PORT")
     if to is not None:
-        if node is None or credentials is None or data_dir is None or directory is None:
-            raise UsageError("--to needs --node, --credentials, --data-dir and --directory")
-        other = OtherEnd(to, node, credentials, directory, data_dir)
+        if node is None or credentials is None or data_dir is None:
+            raise UsageError("--to needs --node, --credentials and --data-dir")
+        other = OtherEnd(to, node, credentials, data_dir)
     raise SystemExit(bench_move(order, other, as_json=as_json))
 
 
@@ -94,14 +92,12 @@ def move(
 @_LAYOUT
 @click.option("--credentials", required=True, type=_FOLDER, help="Folder made by enroll.")
 @click.option("--data-dir", required=True, type=_FOLDER, help="This node's own files.")
-@click.option("--directory", required=True, metavar="URL", help="Who owns what.")
 @click.option("--stop-on-stdin-end", is_flag=True, hidden=True)
 def serve(
     address: str,
     layout: str,
     credentials: Path,
     data_dir: Path,
-    directory: str,
     stop_on_stdin_end: bool,
 ) -> None:
     """Be the other end of kvnode bench move until SIGTERM.
@@ -111,7 +107,8 @@ def serve(
     """
     from node.bench.geometry import read_layout
     from node.bench.main import bench_serve
+    from node.bench.order import bench_config
 
-    where = Address.parse(address)
-    config = ServeConfig(where, data_dir, data_dir, credentials, directory)
+    directory = f"sqlite:{data_dir / 'directory.sqlite'}"
+    config = bench_config(Address.parse(address), credentials, data_dir, directory, shares=True)
     bench_serve(config, layout, read_layout(layout), stop_on_stdin_end=stop_on_stdin_end)

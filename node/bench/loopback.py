@@ -61,7 +61,6 @@ def _common(work: Path, name: str, order: BenchOrder) -> list[str]:
         "--layout", order.layout_name,
         "--data-dir", str(work / f"{name}-data"),
         "--credentials", str(work / f"{name}-credentials"),
-        "--directory", f"sqlite:{work / 'directory.sqlite'}",
     ]  # fmt: skip
 
 

@@ -11,12 +11,12 @@ from typing import Final
 
 from kvpack.errors import KvpackError
 from node.bench.model import FURTHER_TOKENS, MadeModel, token_ids
-from node.bench.order import BenchOrder, Kind, OtherEnd
+from node.bench.order import BenchOrder, Kind, OtherEnd, bench_config
 from node.bench.peer import Peer
 from node.bench.sealed import Pushed, push_sealed
 from node.bench.serve import bench_fitting
 from node.bench.usage import MemoryMark
-from node.config import Address, ServeConfig
+from node.config import Address
 from node.errors import UsageError
 from node.migration.source import Moved, Order
 from node.pb.v1 import bench_pb2
@@ -58,12 +58,12 @@ async def measure(order: BenchOrder, other: OtherEnd) -> Measured:
     Raises:
         KvpackError: An end refused, or went away.
     """
-    config = ServeConfig(
+    config = bench_config(
         Address("127.0.0.1", 0),
-        other.data_dir,
-        other.data_dir,
         other.credentials,
+        other.data_dir,
         other.directory_url,
+        shares=False,
     )
     model = MadeModel(order.layout_name, order.layout)
     model.made_tokens = order.position

@@ -5,11 +5,16 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kvpack.errors import LimitError
 from kvpack.layout import CacheLayout
 from node.bench.geometry import cut_bytes, read_layout
+from node.config import Address, ServeConfig
 from node.errors import UsageError
+
+#: Nothing here may be taken over, and no disk is too slow: transfers leave nothing on it.
+_PATIENT_S: Final = 60.0
 
 
 class Kind(enum.Enum):
@@ -69,12 +74,31 @@ class OtherEnd:
         address: ``HOST:PORT`` of a ``kvnode bench serve``.
         node: Its name, which is pinned in ``credentials``.
         credentials: This end's credentials folder.
-        directory_url: The directory that both ends use.
         data_dir: This end's own files.
     """
 
     address: str
     node: str
     credentials: Path
-    directory_url: str
     data_dir: Path
+
+    @property
+    def directory_url(self) -> str:
+        """The directory is the other end's: nothing else has to be set up."""
+        return f"grpc://{self.node}@{self.address}"
+
+
+def bench_config(
+    address: Address, credentials: Path, data_dir: Path, directory_url: str, *, shares: bool
+) -> ServeConfig:
+    """The configuration of one end. What a slow disk or a paused end would spoil is generous."""
+    return ServeConfig(
+        address,
+        data_dir,
+        data_dir,
+        credentials,
+        directory_url,
+        volume_worst_s=_PATIENT_S,
+        lease_s=_PATIENT_S,
+        share_directory=shares,
+    )

@@ -15,10 +15,11 @@ from node import cli
 from node.bench.geometry import cut_bytes, muse_glimmer, read_layout, tail_bytes, window_bytes
 from node.bench.measure import measure
 from node.bench.model import MadeModel
-from node.bench.order import BenchOrder, Kind, OtherEnd
+from node.bench.order import BenchOrder, Kind, OtherEnd, bench_config
 from node.bench.report import as_page, as_values
 from node.bench.rows import RowSource
 from node.bench.serve import bench_fitting
+from node.config import Address
 from node.errors import UsageError
 from node.server import running
 
@@ -131,7 +132,10 @@ def test_a_plane_hands_out_only_rows_that_are_live(small):
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_small_run_moves_every_row_and_counts_every_byte(world, small, kind):
     tokens = 1_500
-    config = world.config("target")
+    config = bench_config(
+        Address("127.0.0.1", 0), world.credentials("target"), world.root / "target-data",
+        f"sqlite:{world.root / 'directory.sqlite'}", shares=True,
+    )  # fmt: skip
     taking = MadeModel("small", read_layout(small))
     order = BenchOrder.of(tokens, 0, kind, small, 0.0)
 
@@ -139,7 +143,7 @@ def test_a_small_run_moves_every_row_and_counts_every_byte(world, small, kind):
         async with running(config, bench_fitting(taking, config, takes=True)) as target:
             other = OtherEnd(
                 str(target.address), "target", world.credentials("source"),
-                config.directory_url, world.root / "source-data",
+                world.root / "source-data",
             )  # fmt: skip
             return as_values(await measure(order, other))
 

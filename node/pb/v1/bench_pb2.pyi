@@ -21,16 +21,20 @@ class BeginRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STALL_S_FIELD_NUMBER: _builtins.int
+    HELD_TOKENS_FIELD_NUMBER: _builtins.int
     stall_s: _builtins.float
     """how long the next tile waits before it is installed: reading stops"""
+    held_tokens: _builtins.int
+    """how long a prefix the target shall hold, in tokens; whole grid blocks"""
     def __init__(
         self,
         *,
         stall_s: _builtins.float = ...,
+        held_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stall_s", b"stall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_tokens", b"held_tokens", "stall_s", b"stall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
