@@ -1,0 +1,293 @@
+"""Run after run on two real nodes: one plan, everything healed, everything checked from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from kvpack.errors import KvpackError
+from node.directory import Ownership
+from node.errors import PeerAnswerError
+from node.pb.v1 import session_pb2 as pb
+
+from .conversation import Conversation, WrongBits
+from .lab import NODES, Lab, NodeProcess
+from .link import Link
+from .nursery import Nursery
+from .outside import (
+    Findings,
+    check_bits,
+    check_disks,
+    check_one_owner,
+    find_server,
+    record_of,
+)
+from .plan import Plan
+from .twin import Twins
+
+#: A move that has not ended by then hangs.
+MOVE_S = 90.0
+
+#: Moves that one session makes before another takes its place.
+MOVES_PER_SESSION = 12
+
+
+@dataclass
+class Result:
+    """What came of one run."""
+
+    plan: Plan
+    found: Findings = field(default_factory=Findings)
+    outcome: str = ""
+    fired: bool = False
+    starts: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Faults:
+    """Watches two nodes: starts again what has ended, wakes what was paused."""
+
+    orders: dict[str, list[str]]
+    pause_s: float
+    healed: int = 0
+    done: bool = False
+
+    async def watch(self, node: NodeProcess) -> None:
+        """Until cancelled. The next order is given before the node starts again."""
+        self._next(node)
+        while True:
+            if node.has_ended():
+                self._next(node)
+                await node.start()
+                self.healed += 1
+            elif node.is_paused():
+                await asyncio.sleep(self.pause_s)
+                self._next(node)
+                node.signal(signal.SIGCONT)
+                self.healed += 1
+            await asyncio.sleep(0.02)
+
+    def _next(self, node: NodeProcess) -> None:
+        left = self.orders[node.name]
+        node.order(left.pop(0) if left and not self.done else "")
+
+
+class Campaign:
+    """Two nodes, the session that goes to and fro between them, and their client."""
+
+    def __init__(self, lab: Lab, nursery: Nursery) -> None:
+        self.lab = lab
+        self.nodes = [NodeProcess(lab, name, nursery) for name in NODES]
+        self.twins = Twins(lab.model)
+        self.talk: Conversation | None = None
+        self.home: NodeProcess = self.nodes[0]
+        self._moves = 0
+        self._names = 0
+        self._durable = 0
+
+    async def run(self, plan: Plan) -> Result:
+        """Carry ``plan`` out. What did not hold is in the result."""
+        result, start = Result(plan), time.monotonic()
+        starts = [node.starts for node in self.nodes]
+        if plan.mode == "known" or self.talk is None or self._moves >= MOVES_PER_SESSION:
+            await self._new_session(plan)
+        giving = self.home
+        taking = next(node for node in self.nodes if node is not giving)
+        faults = Faults(
+            {giving.name: list(plan.source), taking.name: list(plan.target)}, plan.pause_s
+        )
+        watchers = [asyncio.ensure_future(faults.watch(node)) for node in self.nodes]
+        try:
+            await self._disturb(plan, result, giving, taking, faults)
+            # From here on nothing fails any more.
+            faults.done = True
+            for node in self.nodes:
+                node.order("")
+            await self._check(plan, result, giving, taking)
+            result.starts = sum(node.starts for node in self.nodes) - sum(starts)
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
+        result.fired = faults.healed > 0 or "raise" in str(plan) or bool(plan.cuts)
+        result.seconds = time.monotonic() - start
+        if result.found.all():
+            await self._begin_anew()
+        return result
+
+    async def _new_session(self, plan: Plan) -> None:
+        """A session of its own; one that will move live first arrives, and so is durable."""
+        await self._close(self.talk)
+        self._names += 1
+        length = 300 + 230 * (plan.seed % 3)
+        self.talk = Conversation(f"s{self._names}", self.twins.of(length, plan.seed % 3))
+        giving, taking = self.nodes[plan.seed % 2], self.nodes[1 - plan.seed % 2]
+        self.home, self._moves, self._durable = giving, 0, 0
+        async with giving.client() as client:
+            session = await client.open(self.talk.session_id)
+        if plan.mode == "known":
+            return
+        await self._move(giving, taking, session.token, self._prompt(), "", taking.address)
+        self.home, self._durable = taking, self.talk.twin.given
+        await self.talk.take(taking, 3)
+
+    def _prompt(self) -> list[int]:
+        assert self.talk is not None
+        return self.talk.twin.token_ids[: self.talk.twin.given]
+
+    async def _close(self, talk: Conversation | None) -> None:
+        if talk is None:
+            return
+        record = await record_of(self.lab, talk.session_id)
+        if isinstance(record, Ownership):
+            owner = next(node for node in self.nodes if node.name == record.node)
+            async with owner.client() as client:
+                with contextlib.suppress(PeerAnswerError):
+                    await client.close_session(await client.get(talk.session_id))
+
+    async def _disturb(self, plan, result, giving, taking, faults) -> None:
+        talk = self.talk
+        follower = asyncio.ensure_future(talk.follow([giving, taking]))
+        if plan.mode == "known":
+            follower.cancel()
+        link = Link(taking.address, plan.cuts)
+        try:
+            async with link.open() as address, asyncio.timeout(MOVE_S):
+                for _ in range(1 + plan.again):
+                    result.outcome = await self._try(plan, giving, taking, address)
+                    if result.outcome == "done" or not plan.again:
+                        break
+                    await self._wait_served(giving)
+        except TimeoutError:
+            result.found.other.append("the move did not end")
+        finally:
+            follower.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                try:
+                    await follower
+                except WrongBits as error:
+                    result.found.wrong_bits.append(str(error))
+
+    async def _try(self, plan, giving, taking, address) -> str:
+        copy_as = f"{self.talk.session_id}-copy" if plan.mode == "copy" else ""
+        try:
+            async with giving.client() as client:
+                session = await client.get(self.talk.session_id)
+            # A move that failed leaves the prompt with the session: it is not given twice.
+            tokens = self._prompt()[session.next_index :] if plan.mode == "known" else []
+            await self._move(giving, taking, session.token, tokens, copy_as, address)
+        except PeerAnswerError as error:
+            return error.peer_reason
+        except KvpackError as error:
+            return error.reason
+        return "done"
+
+    async def _move(self, giving, taking, token, tokens, copy_as, address) -> None:
+        request = pb.MigrateRequest(
+            session_id=self.talk.session_id, token=token, target_node=taking.name,
+            target_address=str(address), token_ids=tokens, copy_as=copy_as,
+        )  # fmt: skip
+        async with giving.client() as client:
+            async for _ in client.migrate(request):
+                pass
+
+    async def _wait_served(self, node: NodeProcess) -> None:
+        """Until ``node`` answers at all: it may be starting."""
+        for _ in range(100):
+            with contextlib.suppress(KvpackError):
+                async with node.client() as client:
+                    await client.describe()
+                    return
+            await asyncio.sleep(0.1)
+
+    async def _check(self, plan, result, giving, taking) -> None:
+        found, talk = result.found, self.talk
+        for node in self.nodes:
+            await self._wait_served(node)
+        if plan.mode == "copy":
+            await self._check_copy(plan, result, taking)
+        if plan.mode == "known" and await self._is_unpublished(giving):
+            await self._open_again(giving, found)
+        try:
+            server = await find_server(self.lab, self.nodes, talk)
+        except TimeoutError as error:
+            found.lost.append(str(error))
+            return
+        except WrongBits as error:
+            found.wrong_bits.append(str(error))
+            return
+        if server is None:
+            found.lost.append(f"{talk.session_id}: nobody has its state")
+            return
+        await check_one_owner(self.lab, self.nodes, talk, found)
+        await check_bits(server, talk, found)
+        if server is taking and plan.mode != "copy":
+            self._moves += 1
+        self.home = server
+        await check_disks(self.lab, self.nodes, found)
+
+    async def _is_unpublished(self, giving: NodeProcess) -> bool:
+        """Whether the session still belongs to the end that it was opened on, and only there."""
+        record = await record_of(self.lab, self.talk.session_id)
+        return isinstance(record, Ownership) and record.node == giving.name
+
+    async def _open_again(self, giving: NodeProcess, found: Findings) -> None:
+        """A session without a published cut is lost with its process: the stated loss bound.
+
+        Its id must be free to be claimed anew, and its prompt to be given again.
+        """
+        async with giving.client() as client:
+            try:
+                session = await client.get(self.talk.session_id)
+            except PeerAnswerError as error:
+                if error.peer_reason != "session_not_found":
+                    found.other.append(f"after a restart: {error}")
+                    return
+                session = await client.open(self.talk.session_id)
+            if session.next_index < self.talk.twin.given:
+                rest = self._prompt()[session.next_index :]
+                await client.append(session, rest)
+
+    async def _check_copy(self, plan, result, taking) -> None:
+        """The copy is whole on the target, or its name is free; then it goes."""
+        name, found = f"{self.talk.session_id}-copy", result.found
+        end = time.monotonic() + 12.0
+        while True:
+            record = await record_of(self.lab, name)
+            if not isinstance(record, Ownership):
+                return
+            copy = Conversation(name, self.talk.twin)
+            try:
+                await copy.take(taking, 3)
+                break
+            except WrongBits as error:
+                found.wrong_bits.append(str(error))
+                break
+            except KvpackError as error:
+                # A claim without its state goes with the transfer's lease.
+                if time.monotonic() > end:
+                    found.leftovers.append(f"{name} stays claimed by {record.node}: {error}")
+                    break
+            await asyncio.sleep(0.2)
+        await self._close(copy)
+
+    async def _begin_anew(self) -> None:
+        """After a finding: other processes and another session, so that it is not counted twice."""
+        self.talk = None
+        for node in self.nodes:
+            node.order("")
+            await node.kill()
+            await node.start()
+
+
+def kinds(results: list[Result]) -> Counter:
+    """How many runs had which kind of finding."""
+    counts: Counter = Counter()
+    for result in results:
+        counts.update(kind for kind, texts in vars(result.found).items() if texts)
+    return counts
