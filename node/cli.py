@@ -13,6 +13,7 @@ from kvpack.errors import EXIT_INTERRUPTED, KvpackError
 from node.cli_bench import bench
 from node.cli_directory import directory
 from node.cli_pair import pair
+from node.cli_session import migrate, session
 from node.cli_trust import enroll, pin, pins, unpin
 from node.config import (
     LEASE_S,
@@ -207,3 +208,5 @@ def prove(model_dir: Path, dtype: str | None, quick: bool, budget: float, as_jso
 
 main.add_command(bench)
 main.add_command(directory)
+main.add_command(migrate)
+main.add_command(session)

@@ -44,7 +44,22 @@ class NodeClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel."""
         await self._channel.close()
+
+    async def list_sessions(self) -> list[pb.SessionReply]:
+        """All sessions that live there."""
+        found: list[pb.SessionReply] = []
+        after = ""
+        while True:
+            reply = await self._call(self._stub.List, pb.ListRequest(after=after), LOOK_S)
+            found += reply.sessions
+            after = reply.next_after
+            if not after:
+                return found
 
     async def describe(self) -> pb.DescribeReply:
         """What the node is."""

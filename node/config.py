@@ -9,10 +9,11 @@ import ctypes
 import os
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from kvpack.store import Budget
 from node.errors import UsageError
 
 #: TLS 1.2 suites that need an RSA certificate. Ours are ECDSA (:mod:`node.enroll`), so no TLS 1.2
@@ -74,6 +75,7 @@ class ServeConfig:
         lease_s: How long this node's lease runs without a renewal.
         share_directory: Serve the directory file to other nodes.
         transfer_lease_s: How long a transfer into this node may make no progress.
+        store: What the store of cuts may take.
     """
 
     address: Address
@@ -85,6 +87,7 @@ class ServeConfig:
     lease_s: float = LEASE_S
     share_directory: bool = False
     transfer_lease_s: float = 60.0
+    store: Budget = field(default_factory=Budget)
 
 
 def prepare_process() -> None:

@@ -6,6 +6,7 @@ message holds tokens, text or keys.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from kvpack.errors import EXIT_MISMATCH, EXIT_NOT_AUTHENTIC, EXIT_USAGE, KvpackError
@@ -72,12 +73,20 @@ class PeerUnavailableError(NodeError):
 
 
 class PeerAnswerError(NodeError):
-    """The other node refused; ``peer_reason`` is its stable word, the message its sentence."""
+    """The other node refused.
+
+    Attributes:
+        peer_reason: Its stable word; the message is its sentence.
+        hints: What it said beside: where to go instead, and after how long to come again.
+    """
 
     reason = "refused_by_peer"
 
-    def __init__(self, peer_reason: str, message: str) -> None:
+    def __init__(
+        self, peer_reason: str, message: str, hints: Mapping[str, str] | None = None
+    ) -> None:
         self.peer_reason = peer_reason
+        self.hints = dict(hints or {})
         super().__init__(message)
 
 

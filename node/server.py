@@ -35,6 +35,7 @@ from node.recover import recover
 from node.session_service import SERVICE as SESSION_SERVICE
 from node.session_service import SessionService
 from node.sessions import Sessions
+from node.tier import Tier
 from node.trust import (
     Gate,
     GateInterceptor,
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 
 #: Inside a data folder: packs of moves, and packs that clients asked for.
 SPOOL: Final = "spool"
+STORE: Final = "store"
 PACKS: Final = "packs"
 
 #: How long running calls may go on when the node stops.
@@ -66,6 +68,7 @@ class Node:
         sessions: What it owns.
         transfers: What comes in.
         moves: What goes out.
+        tier: The store of cuts; None where nothing is kept.
     """
 
     name: str
@@ -73,6 +76,11 @@ class Node:
     sessions: Sessions
     transfers: Transfers
     moves: Moves
+    tier: Tier | None
+
+
+def _open_tier(config: ServeConfig, binding: PackBinding) -> Tier:
+    return Tier.open(config.data_dir / STORE, binding, config.store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +90,13 @@ class Fitting:
     Attributes:
         load: Loads the model of ``config.model_dir`` on a thread of its own.
         spools: Whether what arrives is written to disk before it is owned.
+        tier: Opens the store of cuts; None: nothing is kept.
         services: Adds services of its own to the server.
     """
 
     load: Callable[[Path], Awaitable[EngineThread]] = EngineThread.load
     spools: bool = True
+    tier: Callable[[ServeConfig, PackBinding], Tier | None] = _open_tier
     services: Callable[[grpc.aio.Server, Node], None] | None = None
 
 
@@ -126,14 +136,18 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         binding = PackBinding.of(engine.model, key)
         source = Source(sessions, engine, binding, journal, _connector(live))
         spool = config.data_dir / SPOOL
+        tier = fitting.tier(config, binding)
         target = Target(
-            sessions, engine, binding, journal, spool, config.transfer_lease_s, fitting.spools
+            sessions, engine, binding, journal, spool, config.transfer_lease_s, fitting.spools, tier
         )
         transfers = Transfers(target)
         recovered = await recover(target, transfers)
         log.info("volume: worst of %d durable writes %.1f ms", bound.reserves, 1000 * worst_s)
         log.info("restored %d sessions, %d lost", len(recovered.restored), len(recovered.lost))
-        node = Node(name, address, sessions, transfers, Moves(source))
+        node = Node(name, address, sessions, transfers, Moves(source), tier)
+        if tier is not None:
+            tier.start()
+            stack.push_async_callback(tier.close)
         leases = asyncio.create_task(node.transfers.watch_leases())
         stack.push_async_callback(_cancel, leases)
         health_service = _add_services(server, live, node, config.data_dir / PACKS)
@@ -172,7 +186,7 @@ def _add_services(
     gate = Gate(live)
     server.add_generic_rpc_handlers((MigrationService(node.transfers, gate).handlers(),))
     session_pb2_grpc.add_SessionServicer_to_server(
-        SessionService(node.sessions, node.moves, packs_dir), server
+        SessionService(node.sessions, node.moves, packs_dir, node.tier), server
     )
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)

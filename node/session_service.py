@@ -24,6 +24,7 @@ from node.pb.v1 import session_pb2_grpc
 from node.session import Phase, Session, check_session_id
 from node.sessions import Sessions
 from node.status import refuse
+from node.tier import Tier
 
 if TYPE_CHECKING:
     from engine import DecodingState
@@ -76,8 +77,11 @@ def _streaming(
 class SessionService(session_pb2_grpc.SessionServicer):
     """What clients call."""
 
-    def __init__(self, sessions: Sessions, moves: Moves, packs_dir: Path) -> None:
+    def __init__(
+        self, sessions: Sessions, moves: Moves, packs_dir: Path, tier: Tier | None = None
+    ) -> None:
         self._sessions = sessions
+        self._tier = tier
         self._moves = moves
         self._packs_dir = packs_dir
 
@@ -177,6 +181,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
         saved = await asyncio.to_thread(
             write_pack, self._packs_dir / name, self._moves.binding, cut
         )
+        if self._tier is not None:
+            self._tier.keep_later(request.session_id, saved.path, own=True)
         return pb.SaveReply(
             path=str(saved.path), file_bytes=saved.file_bytes, position=saved.position
         )

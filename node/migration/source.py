@@ -20,9 +20,10 @@ from typing import Any, Final
 
 import grpc.aio
 
-from kvpack.chunk import ChunkClass, seal_component
+from kvpack.chunk import ChunkClass, seal_component, seal_token_ids
 from kvpack.errors import KvpackError
 from kvpack.layout import LayerKind
+from kvpack.limits import GRID_TOKENS
 from kvpack.wire import encode_numerics
 from node import fault_points
 from node.binding import PackBinding
@@ -270,10 +271,18 @@ class Move:
             position=max(1, session.position) if tape.cut is None else tape.cut,
             accept_compatible=order.accept_compatible,
             growing=tape.growing,
+            token_chunks=self._token_chunks(),
         )
         if not order.copy_as:
             request.token.CopyFrom(wire.token_message(session.token))
         return request
+
+    def _token_chunks(self) -> list[bytes]:
+        """All known tokens, by which the target finds what it holds of the rows before them."""
+        known = self._session.token_ids
+        if len(known) <= GRID_TOKENS:
+            return []
+        return [chunk.object for chunk in seal_token_ids(self._source.binding.context, known)]
 
     @property
     def _transfer(self) -> pb.TransferRef:

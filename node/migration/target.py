@@ -17,6 +17,8 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from kvpack.bundle import parse_token_ids
+from kvpack.chunk import ChunkClass, open_chunk
 from kvpack.errors import KvpackError
 from kvpack.identity import require_same_identity
 from node import fault_points
@@ -50,6 +52,7 @@ from node.migration.table import (
 from node.migration.wire import Piece
 from node.pb.v1 import migration_pb2 as pb
 from node.sessions import SESSIONS_MAX, Sessions
+from node.tier import Tier
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +73,7 @@ class Target:
     """What every transfer into one node needs.
 
     ``spools`` is False only where what arrives may be lost with a restart, as in a measurement.
+    Without a ``tier`` nothing is held but what an interrupted transfer left.
     """
 
     sessions: Sessions
@@ -79,6 +83,7 @@ class Target:
     spool_dir: Path
     lease_s: float = LEASE_S
     spools: bool = True
+    tier: Tier | None = None
 
     def new_pack(self, path: Path, header_bytes: bytes) -> Pack:
         """Where the objects of one transfer go."""
@@ -322,7 +327,14 @@ class Transfers:
                 inbound.step(TargetEvent.SUPERSEDED)
                 await self._discard(inbound)
                 return held
-        return NothingHeld()
+        return await self._find_held(offer)
+
+    async def _find_held(self, offer: Offer) -> HeldObjects:
+        """What the storage tier has of the rows that are offered. A proposal: ids decide."""
+        tier = self._target.tier
+        if tier is None or not offer.token_chunks:
+            return NothingHeld()
+        return await tier.find(offer.session_id, open_token_ids(self._target.binding, offer))
 
     def _open_spool(self, offer: Offer) -> HeldObjects:
         found = left_over(self._target.spool_dir / spool_name(offer.key))
@@ -512,6 +524,8 @@ class Transfers:
         start = time.monotonic()
         session = inbound.take_session()
         self._target.sessions.adopt(session)
+        if self._target.tier is not None and session.spool is not None and self._target.spools:
+            self._target.tier.keep_later(session.session_id, session.spool, own=False)
         inbound.took(TargetEffect.SWAP, time.monotonic() - start)
         log.info("%s: committed, revision %d", inbound.offer.key, session.token.revision)
 
@@ -587,6 +601,24 @@ def _remembered(entry: Entry) -> Offer | None:
         return read_offer(request, entry.key.source) if entry.request else None
     except (KvpackError, DecodeError):
         return None
+
+
+def open_token_ids(binding: PackBinding, offer: Offer) -> list[int]:
+    """The tokens of an offer, from the chunks that it carries.
+
+    Raises:
+        InventoryError: Chunks of something else, or not one after the other from 0 on.
+        KvpackError: A chunk does not open.
+    """
+    token_ids: list[int] = []
+    for number, data in enumerate(offer.token_chunks):
+        opened = open_chunk(binding.context, data, f"prepare.token_chunks[{number}]")
+        reference = opened.reference
+        found = (reference.chunk_class, reference.first_position)
+        if found != (ChunkClass.TOKEN_IDS, len(token_ids)):
+            raise InventoryError(f"prepare.token_chunks[{number}]: not the next token ids")
+        token_ids.extend(parse_token_ids(opened))
+    return token_ids
 
 
 async def _to_the_end(work: Coroutine[Any, Any, _T]) -> _T:

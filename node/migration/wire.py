@@ -113,9 +113,10 @@ async def ask(call: Callable[..., Any], request: Message, timeout_s: float, peer
 
 def peer_error(error: grpc.aio.AioRpcError, peer: str) -> PeerAnswerError | PeerUnavailableError:
     """The error of ours that a failed call stands for. Without a reason word nobody answered."""
-    for key, value in error.trailing_metadata() or ():
-        if key == REASON_KEY and isinstance(value, str):
-            return PeerAnswerError(value, f"node {peer}: {error.details()}")
+    trailer = {k: v for k, v in error.trailing_metadata() or () if isinstance(v, str)}
+    if REASON_KEY in trailer:
+        reason = trailer.pop(REASON_KEY)
+        return PeerAnswerError(reason, f"node {peer}: {error.details()}", trailer)
     return PeerUnavailableError(f"node {peer}: {error.code().name.lower()}")
 
 

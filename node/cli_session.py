@@ -1,0 +1,151 @@
+"""``kvnode migrate`` and ``kvnode session``: what a person does with sessions over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+_FOLDER: Final = click.Path(path_type=Path, file_okay=False)
+
+_NODE: Final = click.option(
+    "--node",
+    required=True,
+    metavar="[NAME@]HOST:PORT",
+    envvar="KVNODE_NODE",
+    help="The node to ask; default: $KVNODE_NODE.",
+)
+_CREDENTIALS: Final = click.option(
+    "--credentials",
+    required=True,
+    type=_FOLDER,
+    envvar="KVNODE_CREDENTIALS",
+    help="A client's folder made by enroll or pair; default: $KVNODE_CREDENTIALS.",
+)
+_JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
+
+
+def _run(work: Coroutine[Any, Any, int]) -> None:
+    raise SystemExit(asyncio.run(work))
+
+
+@click.command()
+@click.argument("session")
+@click.option("--to", "target", required=True, metavar="[NAME@]HOST:PORT", help="Where to.")
+@_NODE
+@_CREDENTIALS
+@click.option("--mode", type=click.Choice(["move", "copy"]), default="move", show_default=True)
+@click.option("--as", "copy_as", metavar="ID", help="Name of the copy; default: SESSION-copy.")
+@click.option(
+    "--accept",
+    type=click.Choice(["compatible"]),
+    help="Consent to a continuation that is not bit-exact: the other node computes otherwise.",
+)
+@_JSON
+def migrate(
+    session: str,
+    target: str,
+    node: str,
+    credentials: Path,
+    mode: str,
+    copy_as: str | None,
+    accept: str | None,
+    as_json: bool,
+) -> None:
+    """Move or copy SESSION from one node to another while it is in use.
+
+    The whole state goes: tokens, keys and values, sampler and text. Whoever streams from the
+    session meanwhile gets each token once. Prints what was measured; exits with 0 only if the
+    target owns what it got, and with its verdicts.
+
+    \b
+    Example:
+      kvnode migrate chat-1 --node mac@127.0.0.1:7411 --to box@127.0.0.1:7412 \\
+          --credentials client-credentials
+    """
+    from node.errors import UsageError
+    from node.migrate import MigrateOrder, migrate_session
+
+    if copy_as is not None and mode != "copy":
+        raise UsageError("--as: only with --mode copy")
+    name = (copy_as or f"{session}-copy") if mode == "copy" else ""
+    order = MigrateOrder(session, node, target, credentials, name, accept is not None, as_json)
+    _run(migrate_session(order))
+
+
+@click.group()
+def session() -> None:
+    """Sessions of a node: open, feed, let talk, save, close."""
+
+
+@session.command("list")
+@_NODE
+@_CREDENTIALS
+@_JSON
+def list_command(node: str, credentials: Path, as_json: bool) -> None:
+    """List the sessions that live on the node."""
+    from node.migrate import list_sessions
+
+    _run(list_sessions(node, credentials, as_json))
+
+
+@session.command("open")
+@click.argument("session_id", metavar="SESSION")
+@_NODE
+@_CREDENTIALS
+@click.option("--text", type=click.File("r", encoding="utf-8"), help="A text to begin with.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-p", type=float, default=1.0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Default: unpredictable.")
+def open_command(
+    session_id: str,
+    node: str,
+    credentials: Path,
+    text: Any,  # noqa: ANN401 - click's file
+    temperature: float,
+    top_p: float,
+    seed: int | None,
+) -> None:
+    """Open SESSION on the node, and prefill a text."""
+    from node.migrate import OpenOrder, open_session
+
+    content = None if text is None else text.read()
+    order = OpenOrder(session_id, node, credentials, content, temperature, top_p, seed)
+    _run(open_session(order))
+
+
+@session.command()
+@click.argument("session_id", metavar="SESSION")
+@_NODE
+@_CREDENTIALS
+@click.option("--tokens", type=click.IntRange(1, 1 << 20), default=64, show_default=True)
+def generate(session_id: str, node: str, credentials: Path, tokens: int) -> None:
+    """Let SESSION go on and print its text; follows the session where it moves."""
+    from node.migrate import talk
+
+    _run(talk(session_id, node, credentials, tokens))
+
+
+@session.command()
+@click.argument("session_id", metavar="SESSION")
+@_NODE
+@_CREDENTIALS
+def save(session_id: str, node: str, credentials: Path) -> None:
+    """Write SESSION as a .kvpack into the node's data folder; prints its path there."""
+    from node.migrate import save_session
+
+    _run(save_session(session_id, node, credentials))
+
+
+@session.command()
+@click.argument("session_id", metavar="SESSION")
+@_NODE
+@_CREDENTIALS
+def close(session_id: str, node: str, credentials: Path) -> None:
+    """Give SESSION up."""
+    from node.migrate import close_session
+
+    _run(close_session(session_id, node, credentials))

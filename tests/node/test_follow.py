@@ -1,0 +1,163 @@
+"""Clients that talk while their session moves, and the commands with which people move it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from click.testing import CliRunner
+from node_support import WINDOW, events, move, prompt, run
+
+from node.cli import main
+from node.errors import PeerAnswerError
+from node.follow import FollowingClient
+
+
+async def follow(world, node, session_id, index, count, on_token=lambda _: None):
+    """``(index, token, node)`` of a generation through any moves."""
+    found = []
+    credentials = world.credentials("client")
+    async with FollowingClient(credentials, node.name, node.address) as client:
+        async for event in client.generate(session_id, index, count):
+            found.append((event.index, event.token_id, client.node))
+            on_token(event.index)
+    return found
+
+
+def test_a_client_that_streams_through_two_moves_gets_each_token_once(world):
+    start, count = 600, 90
+
+    async def work():
+        async with world.pair() as (source, giving, target, taking):
+            session = await giving.append(await giving.open("s"), prompt(start))
+            twin = await giving.append(await giving.open("twin"), prompt(start))
+            expected = await events(giving, twin, start, count)
+            moves = []
+
+            def on_token(index):
+                if index == start + 20:
+                    moves.append(asyncio.create_task(move(giving, target, session)))
+                if index == start + 60:
+                    moves.append(asyncio.create_task(back()))
+
+            async def back():
+                await moves[0]
+                return await move(taking, source, await taking.get("s"))
+
+            found = await follow(world, source, "s", start, count, on_token)
+            return found, expected, [await one for one in moves]
+
+    found, expected, results = run(work())
+    assert [one[:2] for one in found] == [one[:2] for one in expected]
+    assert found[0][2] == "source"
+    assert "target" in {one[2] for one in found}
+    # It was live: its whole blocks left while it decoded on, and only the rest after the freeze.
+    assert all(result.continuation_verdict == "exact" for result in results)
+    assert results[0].first_index > start + 20
+
+
+def test_calls_during_a_hand_over_are_held_then_told_when_to_come_again(world, monkeypatch):
+    monkeypatch.setattr("node.sessions.HOLD_S", 0.2)
+
+    async def work():
+        async with world.pair() as (source, giving, _, _):
+            session = await giving.append(await giving.open("s"), prompt(40))
+            live = await source.sessions.find("s")
+            async with live.lock:
+                with pytest.raises(PeerAnswerError) as refused:
+                    await giving.append(session, [1])
+            assert refused.value.peer_reason == "session_frozen"
+            assert int(refused.value.hints["kvpack-retry-after-ms"]) > 0
+
+    run(work())
+
+
+def test_an_old_owner_says_where_the_session_went(world):
+    async def work():
+        async with world.pair() as (_, giving, target, _):
+            session = await giving.append(await giving.open("s"), prompt(40))
+            await move(giving, target, session)
+            with pytest.raises(PeerAnswerError) as refused:
+                await giving.get("s")
+            assert refused.value.peer_reason == "session_moved"
+            assert refused.value.hints == {
+                "kvpack-owner": "target",
+                "kvpack-owner-address": str(target.address),
+            }
+
+    run(work())
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_the_commands_open_move_copy_and_close_a_session(world, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("Once upon a time. " * 40)
+
+    async def work():
+        async with world.pair() as (source, _, target, _):
+            here, there = f"source@{source.address}", f"target@{target.address}"
+            common = ("--credentials", world.credentials("client"))
+
+            async def call(*arguments):
+                result = await asyncio.to_thread(invoke, *arguments, *common)
+                assert result.exit_code == 0, result.output
+                return result.stdout
+
+            await call("session", "open", "s", "--node", here, "--text", text)
+            copied = json.loads(
+                await call(
+                    "migrate", "s", "--to", there, "--node", here, "--mode", "copy", "--json"
+                )
+            )
+            assert (copied["session_id"], copied["continuation_verdict"]) == ("s-copy", "exact")
+            shown = await call("migrate", "s", "--to", there, "--node", here)
+            assert "exact" in shown and "s on target" in shown
+            listed = [
+                line.split("\t")[0]
+                for line in (await call("session", "list", "--node", there)).splitlines()
+            ]
+            assert listed == ["s", "s-copy"]
+            # The old owner is asked, and the command follows.
+            assert await call("session", "generate", "s", "--node", here, "--tokens", "8")
+            assert (await target.sessions.find("s")).next_index >= 8
+            assert (await call("session", "save", "s", "--node", there)).strip().endswith(".kvpack")
+            await call("session", "close", "s", "--node", there)
+            assert len(target.sessions) == 1
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("migrate", "s", "--to", "127.0.0.1:1", "--node", "127.0.0.1:2"), "say which node"),
+        (("migrate", "../s", "--to", "a@b:1", "--node", "a@b:2"), "session_id"),
+        (("migrate", "s", "--to", "a@b", "--node", "a@b:2"), "HOST:PORT"),
+        (("migrate", "s", "--to", "x@127.0.0.1:1", "--node", "x@127.0.0.1:2"), "no pinned"),
+        (("migrate", "s", "--to", "a@b:1", "--node", "a@b:1", "--as", "c"), "--mode copy"),
+    ],
+)
+def test_bad_orders_get_one_line_and_an_exit_code(world, arguments, word):
+    result = invoke(*arguments, "--credentials", world.credentials("client"))
+    assert result.exit_code in (1, 2)
+    assert word in result.output and len(result.output.strip().splitlines()) == 1
+
+
+def test_a_move_of_a_live_session_hides_its_whole_blocks(world):
+    async def work():
+        async with world.pair() as (_, giving, target, _):
+            session = await giving.append(await giving.open("s"), prompt(4000))
+            return await move(giving, target, session), target
+
+    result, target = run(work())
+    layout = target.sessions.engine.model.layout
+    window = sum(
+        min(WINDOW, 4000) * layout.row_bytes(i) for i in range(4) if layout.layers[i].window_tokens
+    )
+    tail = (3999 % 256) * layout.row_bytes(3)
+    small = result.token_bytes + result.session_bytes
+    assert result.payload_bytes_after_zero <= window + tail + small + 5 * (1 << 16)
