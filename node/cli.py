@@ -21,6 +21,7 @@ from node.config import (
     Address,
     ServeConfig,
     fault_order,
+    let_grpc_speak,
     prepare_process,
 )
 
@@ -114,6 +115,7 @@ def serve(
     where = Address.parse(address)
     # Before the daemon, whose imports take a second.
     folder = require_model(model)
+    let_grpc_speak()
     from node.daemon import serve as run
 
     config = ServeConfig(

@@ -112,6 +112,15 @@ def fault_order() -> str:
     return os.environ.get("KVPACK_FAULT", "")
 
 
+def let_grpc_speak() -> None:
+    """Let gRPC write its log, for :mod:`node.handshakes` to read. Before gRPC is imported.
+
+    Whoever set another level wants to see gRPC's own words, and keeps it.
+    """
+    if os.environ.get("GRPC_VERBOSITY") == "NONE":
+        os.environ["GRPC_VERBOSITY"] = "INFO"
+
+
 def tls13_only() -> bool:
     """Whether :func:`prepare_process` has shut off older TLS."""
     return os.environ.get("GRPC_SSL_CIPHER_SUITES") == _RSA_ONLY_SUITES

@@ -10,6 +10,7 @@ import signal
 import sys
 
 from node.config import ServeConfig
+from node.handshakes import handshakes_heard
 from node.server import SERVED, Fitting, Node, running
 
 log = logging.getLogger(__name__)
@@ -26,12 +27,13 @@ def serve(config: ServeConfig, *, stop_on_stdin_end: bool, fitting: Fitting = SE
     Raises:
         KvpackError: The node could not be started.
     """
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    asyncio.run(_serve(config, stop_on_stdin_end, fitting))
+    with handshakes_heard():
+        logging.basicConfig(
+            level=logging.INFO,
+            stream=sys.stderr,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+        asyncio.run(_serve(config, stop_on_stdin_end, fitting))
 
 
 async def _serve(config: ServeConfig, stop_on_stdin_end: bool, fitting: Fitting) -> None:
