@@ -152,6 +152,10 @@ class Transfers:
             self._check_kind(offer)
             await self._check_owner(offer)
             self._check_room()
+            for shorter in found[1:]:
+                # From a start that was interrupted: it holds less of the same, under the name
+                # that this start needs.
+                shorter.unlink(missing_ok=True)
             inbound = await self._begin(offer, TargetEvent.RELOAD, NothingHeld())
         except KvpackError as error:
             log.warning("%s: not reopened after a restart: %s", entry.key, error)

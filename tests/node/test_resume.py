@@ -13,6 +13,7 @@ from kvpack.layout import LayerKind
 from node.client import NodeClient
 from node.config import Address
 from node.migration import source as source_module
+from node.migration.spool import private_paths
 from node.migration.wire import encode_held, transfer_ref
 from node.pb.v1 import migration_pb2 as pb
 from node.server import running
@@ -168,6 +169,29 @@ def test_a_target_that_restarts_goes_on_with_what_its_spool_holds(world, sealed)
                 twin = await giving.append(await giving.open("twin"), prompt(400))
                 expected = await events(giving, twin, 400, 8)
                 assert await events(taking, await taking.get("s"), 400, 8) == expected
+
+    run(work())
+
+
+def test_a_target_that_was_killed_while_it_reopened_a_transfer_still_goes_on_with_all_of_it(world):
+    async def work():
+        async with world.node("source") as (source, _):
+            async with (
+                world.node("target") as (target, _),
+                HandSource(world, source, target) as hand,
+            ):
+                await hand.take_cut("s", prompt(400))
+                await hand.prepare()
+                await hand.push([chunk.object for chunk in hand.chunks[:3]])
+            whole, partial = private_paths(world.root / "target-data/spool/source.1.1.kvpack")
+            partial.write_bytes(whole.read_bytes()[:700])
+            async with (
+                world.node("target") as (target, _),
+                HandSource(world, source, target) as again,
+            ):
+                again.session, again.cut, again.chunks = hand.session, hand.cut, hand.chunks
+                assert (await again.prepare()).received_objects == 3
+                assert len(world.spool("target")) == 1
 
     run(work())
 
