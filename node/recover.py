@@ -121,6 +121,9 @@ async def _settle_published(
     try:
         committed = await _is_committed(target, transfers, entry)
     except DirectoryAmbiguousError as error:
+        if await target.sessions.directory.owner(entry.session_id) is not None:
+            # It is only away. A start without it would own the session and serve it nowhere.
+            raise
         log.warning("%s: stays open over this start: %s", entry.key, error)
         unsettled.add(name)
         return

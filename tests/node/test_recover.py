@@ -8,8 +8,10 @@ import sqlite3
 import pytest
 from node_support import HandSource, events, move, prompt, run
 
+from node.directory_sqlite import SqliteDirectory
 from node.errors import (
     DirectoryAmbiguousError,
+    DirectoryError,
     JournalError,
     PeerAnswerError,
     StaleTokenError,
@@ -227,5 +229,35 @@ def test_an_id_that_is_being_handed_over_cannot_be_opened_anew(world):
             assert refused.value.peer_reason == "session_exists"
             assert (await hand.commit()).first_index == 60
             assert (await taking.get("s")).next_index == 61
+
+    run(work())
+
+
+def test_a_start_that_cannot_settle_a_transfer_fails_and_the_next_one_serves(world, monkeypatch):
+    async def lose(*_):
+        raise JournalError("the disk went away")
+
+    owner, reads = SqliteDirectory.owner, []
+
+    async def away_once(self, session_id):
+        reads.append(session_id)
+        if len(reads) == 1:
+            raise DirectoryError("away for one read")
+        return await owner(self, session_id)
+
+    async def work():
+        async with world.node("source") as (_, giving):
+            async with world.node("target") as (target, _):
+                with monkeypatch.context() as patch:
+                    patch.setattr("node.migration.journal.Journal.record", lose)
+                    await move(giving, target, await giving.open("s"), prompt(50))
+            with monkeypatch.context() as patch:
+                patch.setattr(SqliteDirectory, "owner", away_once)
+                # Were it to start, the session would be owned here, and served by nobody.
+                with pytest.raises(DirectoryError, match="away for one read"):
+                    async with world.node("target"):
+                        pass
+            async with world.node("target") as (_, taking):
+                assert (await taking.get("s")).next_index == 50
 
     run(work())
