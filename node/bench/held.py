@@ -41,6 +41,12 @@ class MadeTier:
             return NothingHeld()
         return _MadeObjects(self)
 
+    def start(self) -> None:
+        """There is no work in the background."""
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""
+
     def seal_ids(self) -> list[bytes]:
         """Of all chunks of the prefix."""
         return list(self._specs)

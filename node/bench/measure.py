@@ -17,7 +17,6 @@ from node.bench.sealed import Pushed, push_sealed
 from node.bench.serve import bench_fitting
 from node.bench.usage import MemoryMark
 from node.config import Address
-from node.errors import UsageError
 from node.migration.source import Moved, Order
 from node.pb.v1 import bench_pb2
 from node.server import Node, running
@@ -82,8 +81,6 @@ async def _move(
     prompt: list[int],
     pushed: Pushed,
 ) -> Measured:
-    if order.held_tokens:
-        raise UsageError("--held: not measured yet")
     session = await node.sessions.open(f"bench-move-{secrets.token_hex(8)}")
     prefill_s = 0.0
     if order.kind is Kind.PROMPT:
@@ -93,7 +90,7 @@ async def _move(
         async with node.sessions.hold(session.session_id, session.token):
             await node.sessions.append(session, prompt)
         model.pace.decode_s = DECODE_S
-    await peer.begin(order.stall_s)
+    await peer.begin(order.stall_s, order.held_tokens)
     async with _decoding(node, session, order):
         mark = MemoryMark.now()
         moved = await _moved(node, session, peer, prompt if order.kind is Kind.PROMPT else [])

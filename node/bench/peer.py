@@ -53,9 +53,10 @@ class Peer:
         """The node's name."""
         return self._pinned.name
 
-    async def begin(self, stall_s: float) -> None:
-        """Let the other end forget what it used so far."""
-        await self._ask(self._bench.Begin, bench_pb2.BeginRequest(stall_s=stall_s))
+    async def begin(self, stall_s: float = 0.0, held_tokens: int = 0) -> None:
+        """Let the other end forget what it used so far, and hold a prefix."""
+        request = bench_pb2.BeginRequest(stall_s=stall_s, held_tokens=held_tokens)
+        await self._ask(self._bench.Begin, request)
 
     async def end(self, session_id: str) -> bench_pb2.EndReply:
         """What the other end used since; and what became of the session, if one is named."""

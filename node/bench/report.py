@@ -37,6 +37,7 @@ def as_values(measured: Measured) -> dict[str, Any]:
         "nope_bytes": nope,
         "swa_bytes": swa,
         "payload_bytes": timeline.payload_bytes,
+        "held_bytes": timeline.held_bytes,
         "wire_bytes": moved.wire_bytes,
         "objects": moved.objects,
         "push_s": pushed.push_s,

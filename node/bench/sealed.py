@@ -87,7 +87,7 @@ async def _push(
 ) -> Pushed:
     transfer = await _prepare(node, peer, session)
     rtt_s = await peer.round_trip_s()
-    await peer.begin(0.0)
+    await peer.begin()
     used_s, start = cpu_s(), time.monotonic()
     call = peer.migration.push(timeout=STREAM_S)
     await call.write(wire.encode_open(transfer))

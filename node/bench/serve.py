@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import grpc.aio
 
+from node.bench.held import MadeTier
 from node.bench.model import MadeModel, start_engine
-from node.bench.service import BenchService
+from node.bench.service import BenchService, Here
+from node.binding import PackBinding
 from node.config import ServeConfig
 from node.engine_thread import EngineThread
 from node.pb.v1 import bench_pb2_grpc
 from node.server import Fitting, Node
-from node.trust import Gate, load_credentials
+from node.tier import Tier
+from node.trust import Gate, LiveCredentials
 
 
 def bench_fitting(model: MadeModel, config: ServeConfig, *, takes: bool) -> Fitting:
@@ -24,14 +28,19 @@ def bench_fitting(model: MadeModel, config: ServeConfig, *, takes: bool) -> Fitt
         takes: Whether it is the other end: then it has the Bench service.
     """
 
+    held: list[MadeTier] = []
+
     async def load(_: Path) -> EngineThread:
         return await start_engine(model)
 
+    def tier(_: ServeConfig, binding: PackBinding) -> Tier | None:
+        held.append(MadeTier(model, binding))
+        return cast("Tier", held[0]) if takes else None
+
     def serve(server: grpc.aio.Server, node: Node) -> None:
-        gate = Gate(load_credentials(config.credentials_dir))
-        service = BenchService(
-            model, node.sessions, gate, config.credentials_dir, node.address.host
-        )
+        gate = Gate(LiveCredentials(config.credentials_dir))
+        here = Here(config.credentials_dir, node.address.host)
+        service = BenchService(model, held[0], node.sessions, gate, here)
         bench_pb2_grpc.add_BenchServicer_to_server(service, server)
 
-    return Fitting(load=load, spools=False, services=serve if takes else None)
+    return Fitting(load=load, spools=False, tier=tier, services=serve if takes else None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,6 +11,7 @@ import grpc.aio
 
 from kvpack.errors import KvpackError
 from node.bench.baseline import BaselineSink
+from node.bench.held import MadeTier
 from node.bench.model import MadeGeneration, MadeModel
 from node.bench.usage import MemoryMark, cpu_s
 from node.pb.v1 import bench_pb2 as pb
@@ -23,28 +26,40 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 SERVICE: Final = "node.v1.Bench"
 
 
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Who this end is, and at which address the yardstick listens."""
+
+    credentials: Path
+    host: str
+
+
 class BenchService(bench_pb2_grpc.BenchServicer):
     """Serves one measurement at a time."""
 
     def __init__(
-        self, model: MadeModel, sessions: Sessions, gate: Gate, credentials: Path, host: str
+        self, model: MadeModel, held: MadeTier, sessions: Sessions, gate: Gate, here: Here
     ) -> None:
         self._model = model
+        self._held = held
         self._sessions = sessions
         self._gate = gate
-        self._credentials = credentials
-        self._host = host
+        self._here = here
         self._mark = MemoryMark.now()
         self._cpu_s = cpu_s()
 
     async def Begin(self, request: pb.BeginRequest, context: _Context) -> pb.BeginReply:
+        try:
+            await asyncio.to_thread(self._held.hold, request.held_tokens)
+        except KvpackError as error:
+            await refuse(context, error)
         self._model.pace.stall_s = request.stall_s
         self._mark, self._cpu_s = MemoryMark.now(), cpu_s()
         return pb.BeginReply()
 
     async def Baseline(self, request: pb.BaselineRequest, context: _Context) -> pb.BaselineReply:
         peer = self._gate.admit(f"/{SERVICE}/", context)
-        sink = BaselineSink(self._credentials, self._host, peer, request.total_bytes)
+        sink = BaselineSink(self._here.credentials, self._here.host, peer, request.total_bytes)
         return pb.BaselineReply(port=sink.port)
 
     async def End(self, request: pb.EndRequest, context: _Context) -> pb.EndReply:

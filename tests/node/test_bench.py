@@ -129,15 +129,17 @@ def test_a_plane_hands_out_only_rows_that_are_live(small):
         assert len(generation.read_tile(spec).data) == spec.data_bytes(layout)
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_a_small_run_moves_every_row_and_counts_every_byte(world, small, kind):
-    tokens = 1_500
+@pytest.mark.parametrize(
+    ("kind", "tokens", "held"),
+    [(Kind.PROMPT, 1_500, 0), (Kind.SESSION, 1_500, 0), (Kind.PROMPT, 1_500, 512)],
+)
+def test_a_small_run_moves_every_row_and_counts_every_byte(world, small, kind, tokens, held):
     config = bench_config(
         Address("127.0.0.1", 0), world.credentials("target"), world.root / "target-data",
         f"sqlite:{world.root / 'directory.sqlite'}", shares=True,
     )  # fmt: skip
     taking = MadeModel("small", read_layout(small))
-    order = BenchOrder.of(tokens, 0, kind, small, 0.0)
+    order = BenchOrder.of(tokens, held, kind, small, 0.0)
 
     async def run():
         async with running(config, bench_fitting(taking, config, takes=True)) as target:
@@ -151,12 +153,13 @@ def test_a_small_run_moves_every_row_and_counts_every_byte(world, small, kind):
     # A live session goes on while it is sent.
     moved = values["moved_tokens"]
     assert moved == tokens if kind is Kind.PROMPT else tokens < moved < tokens + 1000
-    sizes = cut_bytes(order.layout, moved)
+    sizes = cut_bytes(order.layout, moved, held)
     assert values["kv_bytes"] == sizes.kv_bytes == values["kv_bytes_expected"]
     assert (values["nope_bytes"], values["swa_bytes"]) == (sizes.nope_bytes, sizes.swa_bytes)
     assert values["installed_equal"] is True
-    held = sum(layer.held_rows(moved - 1) + 1 for layer in order.layout.layers)
-    assert values["rows_compared"] == values["rows_equal"] == 2 * held
+    rows = sum(layer.held_rows(moved - 1) + 1 for layer in order.layout.layers)
+    assert values["rows_compared"] == values["rows_equal"] == 2 * rows
+    assert (values["held_bytes"] > 0) == bool(held)
     assert values["payload_bytes"] > values["kv_bytes"]
     assert values["wire_bytes"] <= 1.002 * values["payload_bytes"] + (64 << 10)
     assert 0.0 < values["hidden_fraction"] < 1.0
