@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
@@ -14,6 +15,8 @@ from kvpack.errors import KvpackError
 from kvpack.store import errors as store_errors
 from node import errors as node_errors
 from node.migration.wire import OWNER_ADDRESS_KEY, OWNER_KEY, REASON_KEY, RETRY_AFTER_KEY
+
+log = logging.getLogger(__name__)
 
 _Code = grpc.StatusCode
 
@@ -99,7 +102,11 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: KvpackError
     """End the call with ``error``: its code, its sentence, its stable word in the trailer.
 
     Beside the word stand where to go instead, and after how long to come again, if that is known.
+    Why a peer was refused is for this node's log alone: of that the wire carries no word.
     """
+    if isinstance(error, node_errors.PeerRefusedError):
+        log.warning("refused: %s", error)
+        await context.abort(code_of(error), "refused")
     trailer = [(REASON_KEY, error.reason)]
     if isinstance(error, node_errors.SessionMovedError) and error.address:
         trailer += [(OWNER_KEY, error.owner), (OWNER_ADDRESS_KEY, error.address)]

@@ -32,6 +32,7 @@ from node.errors import (
     InventoryError,
     JournalError,
     NodeBusyError,
+    PeerRefusedError,
     ReplayError,
     StaleTokenError,
     TransferNotFoundError,
@@ -274,6 +275,12 @@ class Transfers:
 
     def _check_kind(self, offer: Offer) -> None:
         binding = self._target.binding
+        if offer.header.identity.tenant != binding.identity.tenant:
+            # Whose node this is concerns nobody of another tenant: the wire says no more than that.
+            raise PeerRefusedError(
+                f"{offer.key.source}: a transfer of tenant {offer.header.identity.tenant!r}, "
+                f"this node holds {binding.identity.tenant!r}"
+            )
         require_same_identity(binding.identity, offer.header.identity)
         if offer.header.epoch != binding.key.epoch:
             raise ReplayError(
