@@ -309,9 +309,12 @@ async def settle(
         entry = await directory.owner(session_id)
         if isinstance(entry, Ownership) and entry.nonce == nonce:
             return entry.token
-        if entry is None:
+        if entry is None or token.newer_than(entry.token):
             # An entry that is away proves nothing: it may come back, and name us.
-            raise DirectoryAmbiguousError(f"session {session_id}: the directory does not know it")
+            raise DirectoryAmbiguousError(
+                f"session {session_id}: the directory does not know it, or is older than "
+                f"revision {token.revision}"
+            )
         # Not there: either it never happened, or somebody wrote since. The compare tells.
         return await directory.transfer(session_id, token, node, nonce)
     except DirectoryAmbiguousError:

@@ -6,6 +6,7 @@ Each test runs against the file and against the same file on another node.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import multiprocessing
 import os
 import stat
@@ -163,6 +164,26 @@ def test_a_lost_reply_is_not_taken_for_success_where_another_write_came_in_betwe
         await directory.transfer("s", token, "a", nonce(3))
         with pytest.raises(StaleTokenError):
             await settle(directory, "s", token, "b", nonce(2))
+
+    directories.run(work)
+
+
+@pytest.mark.parametrize("lost", ["entry", "writes"])
+def test_a_directory_that_lost_the_entry_or_the_last_writes_settles_nothing(directories, lost):
+    async def work(directory):
+        token = await directory.claim("s", "a", nonce(1))
+        entry = await directory.owner("s")
+        if lost == "writes":
+            token = dataclasses.replace(token, revision=token.revision + 5)
+
+        class Back(Flaky):
+            async def owner(self, session_id):
+                return None if lost == "entry" else entry
+
+        flaky = Back(directory, happened=None)
+        with pytest.raises(DirectoryAmbiguousError):
+            await settle(flaky, "s", token, "b", nonce(2))
+        assert (await directory.owner("s")).node == "a"
 
     directories.run(work)
 
