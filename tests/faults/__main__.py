@@ -1,7 +1,8 @@
 """``python -m tests.faults``: FAULT_RUNS randomized runs on real processes, and a table.
 
-FAULT_SEED sets the first seed (0), FAULT_SECONDS a bound on the whole (3,600). Exits with 1 if
-anything did not hold, and prints the seed of each such run.
+FAULT_SEED sets the first seed (0), FAULT_SECONDS a bound on the whole (3,600), FAULT_KEEP a new
+folder in which logs and data stay. Exits with 1 if anything did not hold, and prints the seed of
+each such run.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ def main() -> None:
     first, runs = int(os.environ.get("FAULT_SEED", "0")), int(os.environ.get("FAULT_RUNS", "500"))
     seconds = float(os.environ.get("FAULT_SECONDS", "3600"))
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="kvpack-faults-") as folder:
+    with contextlib.ExitStack() as stack:
+        kept = os.environ.get("FAULT_KEEP")
+        folder = kept or stack.enter_context(tempfile.TemporaryDirectory(prefix="kvpack-faults-"))
         lab = Lab.make(Path(folder) / "lab")
         with contextlib.closing(Nursery()) as nursery:
             seeds = range(first, first + runs)

@@ -58,17 +58,21 @@ class Faults:
     done: bool = False
 
     async def watch(self, node: NodeProcess) -> None:
-        """Until cancelled. The next order is given before the node starts again."""
+        """Until cancelled. The next order is given before the node starts or goes on."""
         self._next(node)
+        starting: asyncio.Future[bool] | None = None
         while True:
-            if node.has_ended():
-                self._next(node)
-                await node.start()
-                self.healed += 1
-            elif node.is_paused():
+            if starting is not None and starting.done():
+                starting.result()
+                starting = None
+            if node.is_paused():
                 await asyncio.sleep(self.pause_s)
                 self._next(node)
                 node.signal(signal.SIGCONT)
+                self.healed += 1
+            elif starting is None and node.has_ended():
+                self._next(node)
+                starting = asyncio.ensure_future(node.start())
                 self.healed += 1
             await asyncio.sleep(0.02)
 
@@ -88,13 +92,13 @@ class Campaign:
         self.home: NodeProcess = self.nodes[0]
         self._moves = 0
         self._names = 0
-        self._durable = 0
+        self._durable = False
 
     async def run(self, plan: Plan) -> Result:
         """Carry ``plan`` out. What did not hold is in the result."""
         result, start = Result(plan), time.monotonic()
         starts = [node.starts for node in self.nodes]
-        if plan.mode == "known" or self.talk is None or self._moves >= MOVES_PER_SESSION:
+        if plan.mode == "known" or not self._durable or self._moves >= MOVES_PER_SESSION:
             await self._new_session(plan)
         giving = self.home
         taking = next(node for node in self.nodes if node is not giving)
@@ -127,13 +131,13 @@ class Campaign:
         length = 300 + 230 * (plan.seed % 3)
         self.talk = Conversation(f"s{self._names}", self.twins.of(length, plan.seed % 3))
         giving, taking = self.nodes[plan.seed % 2], self.nodes[1 - plan.seed % 2]
-        self.home, self._moves, self._durable = giving, 0, 0
+        self.home, self._moves, self._durable = giving, 0, False
         async with giving.client() as client:
             session = await client.open(self.talk.session_id)
         if plan.mode == "known":
             return
         await self._move(giving, taking, session.token, self._prompt(), "", taking.address)
-        self.home, self._durable = taking, self.talk.twin.given
+        self.home, self._durable = taking, True
         await self.talk.take(taking, 3)
 
     def _prompt(self) -> list[int]:
@@ -227,7 +231,7 @@ class Campaign:
         await check_one_owner(self.lab, self.nodes, talk, found)
         await check_bits(server, talk, found)
         if server is taking and plan.mode != "copy":
-            self._moves += 1
+            self._moves, self._durable = self._moves + 1, True
         self.home = server
         await check_disks(self.lab, self.nodes, found)
 
@@ -278,7 +282,7 @@ class Campaign:
 
     async def _begin_anew(self) -> None:
         """After a finding: other processes and another session, so that it is not counted twice."""
-        self.talk = None
+        self.talk, self._durable = None, False
         for node in self.nodes:
             node.order("")
             await node.kill()

@@ -30,7 +30,7 @@ WINDOW = 32
 LAYERS = 6
 
 #: Short, so that no test waits for long; long enough for a node that has to start anew.
-TRANSFER_LEASE_S = 2.0
+TRANSFER_LEASE_S = 6.0
 NODE_LEASE_S = 3.0
 START_S = 60.0
 
