@@ -66,6 +66,21 @@ class Seen:
         """The newest seen of every directory, as of now."""
         return dict(self._highest)
 
+    def require_known(self, directory_id: bytes, generation: int) -> None:
+        """Refuse a directory that is not the one before, unless a person adopted it.
+
+        A fresh one has generation 1; adopting raises it. Where a file was lost or its path is
+        mistyped, an empty directory is found, in which this node owns nothing.
+
+        Raises:
+            DirectoryWentBackError: Another directory was seen here, and this one never adopted.
+        """
+        if generation == 1 and self._highest and directory_id not in self._highest:
+            raise DirectoryWentBackError(
+                f"directory {directory_id.hex()[:8]}: another directory than before; if that is "
+                "meant, adopt it (kvnode directory adopt)"
+            )
+
     async def note(self, directory_id: bytes, generation: int, revision: int) -> None:
         """Remember that this was seen.
 
@@ -76,7 +91,7 @@ class Seen:
         if (generation, revision) <= before:
             return
         if self._highest and directory_id not in self._highest:
-            log.warning("another directory than before: %s", directory_id.hex()[:8])
+            log.warning("goes on with another directory than before: %s", directory_id.hex()[:8])
         self._highest[directory_id] = (generation, revision)
         if generation > before[0]:
             await self.save()
@@ -168,6 +183,7 @@ class SeenDirectory:
         """The directory's own state must not be older than what was seen before it was asked."""
         before = self._seen.all()
         state = await asked
+        self._seen.require_known(state.directory_id, state.generation)
         generation, revision = before.get(state.directory_id, (0, 0))
         if (state.generation, state.revision) < (generation, revision):
             raise DirectoryWentBackError(
@@ -185,6 +201,7 @@ class SeenDirectory:
 
     async def _token(self, token: OwnershipToken) -> OwnershipToken:
         """Every entry carries the directory's present generation; it never falls."""
+        self._seen.require_known(token.directory_id, token.generation)
         generation, _ = self._seen.highest(token.directory_id)
         if token.generation < generation:
             raise DirectoryWentBackError(

@@ -155,15 +155,27 @@ def test_tombstones_of_earlier_generations_and_replies_out_of_order_are_not_take
     files.run(work)
 
 
-def test_two_directories_are_compared_each_with_itself(files, caplog):
-    async def work(guarded, directory):
-        await guarded.claim("s", "a", nonce(1))
+def test_another_directory_than_before_is_refused_by_name_until_it_is_adopted(files, caplog):
+    """A file that was lost, or a mistyped path, is an empty directory: nothing is owned in it."""
 
-    files.run(work)
+    async def claim(guarded, directory):
+        return await guarded.claim("s", "a", nonce(1))
+
+    async def refused(guarded, directory):
+        await directory.claim("s", "a", nonce(1))
+        for ask in (guarded.register("a", ONE, 10.0), guarded.state(), guarded.owner("s")):
+            with pytest.raises(DirectoryWentBackError, match="another directory than before"):
+                await ask
+        assert await guarded.owner("t") is None
+        state = await directory.adopt()
+        assert await guarded.state() == state
+        assert (await guarded.owner("s")).node == "a"
+
+    files.run(claim)
     for path in files.folder.glob("directory.sqlite*"):
         path.unlink()
-    files.run(work)
-    assert "another directory than before" in caplog.text
+    files.run(refused)
+    assert "goes on with another directory than before" in caplog.text
 
 
 # --- Nodes whose directory is adopted or restored under them. ---
