@@ -67,8 +67,9 @@ class HeldFile:
     """
 
     def __init__(self, path: Path, offset: int) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._places = dict(self._scan(offset))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._descriptor: int | None = descriptor
+        self._places = dict(_scan(descriptor, offset))
 
     def seal_ids(self) -> list[bytes]:
         """Of all whole objects, in file order."""
@@ -76,28 +77,40 @@ class HeldFile:
 
     def read(self, seal_id: bytes) -> bytes | None:
         """The object with that seal id."""
-        place = self._places.get(seal_id)
-        return None if place is None else os.pread(self._descriptor, place[1], place[0])
+        place, descriptor = self._places.get(seal_id), self._descriptor
+        if place is None or descriptor is None:
+            return None
+        return os.pread(descriptor, place[1], place[0])
 
     def objects(self) -> Iterator[bytes]:
         """All whole objects, in file order."""
-        for offset, length in self._places.values():
-            yield os.pread(self._descriptor, length, offset)
+        for seal_id in list(self._places):
+            chunk = self.read(seal_id)
+            if chunk is not None:
+                yield chunk
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
+        """Close the file; nothing is held then. A second time does nothing.
 
-    def _scan(self, offset: int) -> Iterator[tuple[bytes, tuple[int, int]]]:
-        size = os.fstat(self._descriptor).st_size
-        while offset < size:
-            start = os.pread(self._descriptor, HEADER_BYTES_MAX, offset)
-            try:
-                header = parse_header(start[: header_bytes(start[:HEADER_FIXED_BYTES])])
-            except KvpackError:
-                return
-            length = header.reference.object_bytes
-            if length > OBJECT_BYTES_MAX or offset + length > size:
-                return
-            yield header.reference.seal_id, (offset, length)
-            offset += length
+        The number of a closed descriptor goes to whoever opens a file next, so closing it again
+        would close somebody else's.
+        """
+        descriptor, self._descriptor, self._places = self._descriptor, None, {}
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _scan(descriptor: int, offset: int) -> Iterator[tuple[bytes, tuple[int, int]]]:
+    """``(seal id, (offset, length))`` of every whole object from ``offset`` on."""
+    size = os.fstat(descriptor).st_size
+    while offset < size:
+        start = os.pread(descriptor, HEADER_BYTES_MAX, offset)
+        try:
+            header = parse_header(start[: header_bytes(start[:HEADER_FIXED_BYTES])])
+        except KvpackError:
+            return
+        length = header.reference.object_bytes
+        if length > OBJECT_BYTES_MAX or offset + length > size:
+            return
+        yield header.reference.seal_id, (offset, length)
+        offset += length
