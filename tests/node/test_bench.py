@@ -170,6 +170,24 @@ def test_a_small_run_moves_every_row_and_counts_every_byte(world, small, kind, t
     assert "hidden_fraction" in as_page(values)
 
 
+def test_a_target_that_stops_reading_stops_the_source_and_not_its_memory(tmp_path):
+    """Both ends are processes of their own; 98 MB wait while the target reads nothing for 2 s."""
+    wide = {"window_tokens": None, "kv_heads": 8, "key_dim": 128, "value_dim": 128}
+    layout = {"encoding": "f16le", "max_context_tokens": 8192, "layers": [wide], "repeat": 4}
+    path = tmp_path / "wide.json"
+    path.write_text(json.dumps(layout))
+    arguments = ["--tokens", "6000", "--layout", str(path), "--stall", "2", "--loopback", "--json"]
+    result = CliRunner().invoke(cli.main, ["bench", "move", *arguments])
+    assert result.exit_code == 0, result.output
+    values = json.loads(result.stdout)
+    assert values["kv_bytes"] == 5_999 * 4 * 4096 > 64 << 20
+    assert values["installed_equal"] is True
+    assert values["prefill_s"] + values["exposed_handover_s"] > 2
+    for end in ("source", "target"):
+        growth = values[f"{end}_peak_over_kv_bytes"]
+        assert growth is None or growth < 64 << 20
+
+
 def test_a_row_that_is_not_the_one_sent_is_counted(small):
     """The comparison is the target's own: it must see what the tags cannot."""
     layout = read_layout(small)
