@@ -105,6 +105,11 @@ class Inbound:
         """Seconds since anything happened."""
         return time.monotonic() - self._progress_s
 
+    @property
+    def is_streaming(self) -> bool:
+        """Whether a stream is open."""
+        return self._streaming
+
     @contextlib.contextmanager
     def stream(self) -> Iterator[int]:
         """Be the one open stream; gives its number.
@@ -121,6 +126,8 @@ class Inbound:
         finally:
             if self._stream == mine:
                 self._streaming = False
+                # From here on the lease counts.
+                self._progress_s = time.monotonic()
 
     def end_stream(self) -> None:
         """Take no more from the stream that is open: its source has begun to speak anew."""

@@ -65,6 +65,10 @@ OPEN_MAX: Final = 4
 #: A transfer without any progress for so long is given up, and its memory with it.
 LEASE_S: Final = 60.0
 
+#: The same while its stream is open: the source may be computing, or waiting for a live session to
+#: pause. A source that died ends its stream by a missed ping, and then the lease counts.
+STREAM_LEASE_S: Final = 900.0
+
 #: Ended transfers whose answers are kept for repeated questions.
 ENDED_MAX: Final = 256
 
@@ -262,7 +266,10 @@ class Transfers:
         while True:
             await asyncio.sleep(min(1.0, self._target.lease_s / 4))
             for inbound in list(self._inbound.values()):
-                if inbound.idle_s() > self._target.lease_s and not inbound.lock.locked():
+                lease_s = self._target.lease_s
+                if inbound.is_streaming:
+                    lease_s = max(lease_s, STREAM_LEASE_S)
+                if inbound.idle_s() > lease_s and not inbound.lock.locked():
                     await self._end_lease(inbound)
 
     async def close(self) -> None:

@@ -353,7 +353,9 @@ def test_of_a_commit_and_a_resume_at_the_same_time_exactly_one_happens(world):
 
         async def resume():
             await asyncio.sleep(0.004 * (number % 8))
-            return await directory.transfer("s", session.token, "source", bytes(16))
+            # A write of its own: an old nonce would stand for the write of the round before.
+            nonce = number.to_bytes(16)
+            return await directory.transfer("s", session.token, "source", nonce)
 
         commit, resumed = await asyncio.gather(hand.commit(), resume(), return_exceptions=True)
         assert isinstance(commit, Exception) != isinstance(resumed, Exception)
@@ -416,6 +418,23 @@ def test_a_transfer_without_progress_is_given_up_after_its_lease(world):
                     break
             assert await nothing_installed(hand)
             assert (await hand.status()).state == pb.TRANSFER_STATE_ABORTED
+
+    run(work())
+
+
+def test_a_source_that_computes_while_its_stream_is_open_keeps_its_lease(world):
+    async def work():
+        async with hand_source(world) as hand:
+            target = hand.target.transfers
+            target._target = dataclasses.replace(target._target, lease_s=0.4)
+            await hand.prepare()
+            call = hand.stub.push(timeout=20)
+            await call.write(encode_open(hand.ref))
+            await asyncio.sleep(1.2)
+            for chunk in hand.chunks:
+                await call.write(encode_object(chunk.object))
+            await call.done_writing()
+            assert (await call).received_objects == len(hand.chunks)
 
     run(work())
 
