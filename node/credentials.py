@@ -7,7 +7,9 @@ is unpinned. Names hold no dot, so the two forms cannot be confused.
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import itertools
 import logging
 import os
 import threading
@@ -306,22 +308,23 @@ def _path_of(folder: Path, peer: PinnedPeer) -> Path:
     raise CredentialsError(f"{peer.name}: its pin has gone")
 
 
-def _stamp(folder: Path) -> tuple[tuple[str, int, int, int, int], ...]:
-    """What changes whenever a file of the folder does: names, inodes, times and sizes."""
-    names = (enroll.NODE_CERTIFICATE, enroll.NODE_KEY, enroll.NEXT_KEY)
-    paths = [folder / name for name in (*names, enroll.AUTHORITY_CERTIFICATE)]
+def _stamp(folder: Path) -> tuple[tuple[str | int, ...], ...]:
+    """What changes whenever a file of the folder does: names, inodes, times, sizes and modes."""
+    own = (enroll.NODE_CERTIFICATE, enroll.NODE_KEY, enroll.NEXT_KEY, enroll.AUTHORITY_CERTIFICATE)
+    stamps: list[tuple[str | int, ...]] = []
+    for name in (*own, *(role.value for role in Role)):
+        with contextlib.suppress(OSError):
+            stamps.append(_seen(name, os.lstat(f"{folder}/{name}")))
     for role in Role:
-        paths.append(folder / role.value)
-        paths += sorted((folder / role.value).glob("*.pem"))[: PINS_MAX + 1]
-    stamps = []
-    for path in paths:
-        try:
-            status = os.lstat(path)
-        except OSError:
-            continue
-        inode, size, mode = status.st_ino, status.st_size, status.st_mode
-        stamps.append((str(path), inode, status.st_mtime_ns, status.st_ctime_ns, size ^ mode << 40))
-    return tuple(stamps)
+        with contextlib.suppress(OSError), os.scandir(f"{folder}/{role.value}") as entries:
+            for entry in itertools.islice(entries, PINS_MAX + 1):
+                stamps.append(_seen(entry.path, entry.stat(follow_symlinks=False)))
+    return tuple(sorted(stamps, key=lambda stamp: str(stamp[0])))
+
+
+def _seen(name: str, status: os.stat_result) -> tuple[str | int, ...]:
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return name, status.st_ino, status.st_size, status.st_mode, *times
 
 
 def _log_validity(credentials: Credentials) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import datetime
 import logging
+import threading
+from pathlib import Path
 
 import grpc
 import pytest
@@ -124,6 +126,40 @@ def test_a_caller_pinned_with_both_leaves_renews_without_a_gap(world):
             return unknown, both, after
 
     assert run(work()) == (DENIED, (OK, OK), (OK, DENIED))
+
+
+def test_no_call_fails_through_rotations_and_nothing_piles_up(world):
+    authority, client = world.root / "authority", world.credentials("client")
+    root = (authority / enroll.AUTHORITY_CERTIFICATE).read_bytes()
+
+    def held() -> tuple[int, int]:
+        # Linux and macOS both list a process's descriptors in /dev/fd.
+        return len(list(Path("/dev/fd").iterdir())), threading.active_count()
+
+    async def turn(address, name, other, role) -> None:
+        """One side renews: its next leaf is pinned ahead, the old one unpinned afterwards."""
+        old = certificates.leaf_digest(world.certificate(name)).hex()
+        leaf = enroll.sign_request(authority, enroll.renew_request(world.credentials(name)))
+        pin(other, leaf, role, beside_old=True)
+        assert await knock(world, "client", address) is OK
+        enroll.accept(world.credentials(name), leaf, root)
+        assert await knock(world, "client", address) is OK
+        unpin(other, name, role, old)
+        assert await knock(world, "client", address) is OK
+
+    async def work():
+        async with server(world) as address:
+            counts = []
+            for _ in range(5):
+                await turn(address, "source", client, Role.NODE)
+                await turn(address, "client", world.credentials("source"), Role.CLIENT)
+                counts.append(held())
+            return counts
+
+    counts = run(work())
+    # The first round may still open what stays open.
+    assert max(fds for fds, _ in counts[2:]) <= counts[1][0] + 2, counts
+    assert max(threads for _, threads in counts[2:]) <= counts[1][1] + 1, counts
 
 
 def test_a_third_leaf_of_one_name_is_not_pinned(world):
