@@ -241,17 +241,19 @@ class Feed:
         peer: str,
     ) -> None:
         call = stub.push(timeout=STREAM_S)
+        # One chunk is sealed while the one before it is written.
+        sealing = asyncio.ensure_future(self._next_sealed(queue))
         try:
             await call.write(encode_open(transfer))
             named = False
-            while (loaded := await queue.get()) is not None:
-                if not named and self.tape.needs_cut(loaded.index):
+            while (sealed := await sealing) is not None:
+                sealing = asyncio.ensure_future(self._next_sealed(queue))
+                if not named and self.tape.needs_cut(sealed.index):
                     await call.write(encode_cut(self.tape.cut or 0))
                     named = True
-                piece, sent = await asyncio.to_thread(self._seal, loaded)
                 async with asyncio.timeout(STALL_S):
-                    await call.write(piece)
-                self._sent(sent)
+                    await call.write(sealed.piece)
+                self._sent(sealed)
                 fault_points.reach("source.chunk.sent")
             await call.done_writing()
             async with asyncio.timeout(STALL_S):
@@ -264,21 +266,27 @@ class Feed:
             raise PeerUnavailableError(f"node {peer}: does not read any more") from None
         finally:
             call.cancel()
+            sealing.cancel()
+            await asyncio.gather(sealing, return_exceptions=True)
         if reply.received_objects != len(self._references):
             raise InventoryError(
                 f"node {peer} acknowledged {reply.received_objects} chunks of "
                 f"{len(self._references)}"
             )
 
-    def _seal(self, loaded: _Loaded) -> tuple[bytes, _Sent]:
+    async def _next_sealed(self, queue: asyncio.Queue[_Loaded | None]) -> _Sealed | None:
+        loaded = await queue.get()
+        return None if loaded is None else await asyncio.to_thread(self._seal, loaded)
+
+    def _seal(self, loaded: _Loaded) -> _Sealed:
         chunk = seal_item(
             self._binding, self._session.token_ids, self._states, loaded.item, loaded.tile
         )
         held = chunk.reference.seal_id in self._holding.seal_ids
         piece = encode_held(chunk.reference.seal_id) if held else encode_object(chunk.object)
-        return piece, _Sent(chunk.reference, held)
+        return _Sealed(loaded.index, piece, chunk.reference, held)
 
-    def _sent(self, sent: _Sent) -> None:
+    def _sent(self, sent: _Sealed) -> None:
         self._references.append(sent.reference)
         if sent.held:
             self._timeline.held(sent.reference)
@@ -322,8 +330,10 @@ class _Loaded:
     tile: Tile | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
+@dataclass(frozen=True, slots=True, repr=False)
+class _Sealed:
+    index: int
+    piece: bytes
     reference: ChunkReference
     held: bool
 
