@@ -96,8 +96,10 @@ class NodeProcess:
     lab: Lab
     name: str
     nursery: Nursery | None = None  # forks it; else it is executed
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # where we find it
+    listen: str = "127.0.0.1"
     port: int = field(default_factory=free_port)
+    transfer_lease_s: float = TRANSFER_LEASE_S
     prefix: Sequence[str] = ()  # what runs the command, such as ``ip netns exec NAME``
     child: Child | None = None
     starts: int = 0
@@ -134,11 +136,11 @@ class NodeProcess:
             self.order("")
         arguments = [
             "serve",
-            "--grpc", str(self.address), "--model", str(self.lab.model),
+            "--grpc", f"{self.listen}:{self.port}", "--model", str(self.lab.model),
             "--data-dir", str(self.lab.data(self.name)),
             "--credentials", str(self.lab.credentials(self.name)),
             "--directory", f"sqlite:{self.lab.directory}", "--volume-worst", "30",
-            "--lease", str(NODE_LEASE_S), "--transfer-lease", str(TRANSFER_LEASE_S),
+            "--lease", str(NODE_LEASE_S), "--transfer-lease", str(self.transfer_lease_s),
             "--fault-points", "--stop-on-stdin-end",
         ]  # fmt: skip
         environment = {"KVPACK_FAULT": f"@{self.orders}"}

@@ -103,12 +103,12 @@ def test_a_target_that_is_paused_before_its_swap_finds_that_its_source_resumed(l
             runs = Campaign(lab, nursery)
             runs.nodes = [giving, taking]
             plan = Plan(0, "live", "", (), (), (), False, 0.3)
-            await runs._new_session(plan)
+            await runs.new_session(plan)
             talk, home = runs.talk, runs.home
             assert isinstance(talk, Conversation)
             other = taking if home is giving else giving
             other.order("target.cas.before=stop")
-            moving = asyncio.ensure_future(runs._try(plan, home, other, other.address))
+            moving = asyncio.ensure_future(runs.try_move(plan, home, other, other.address))
             while not other.is_paused():
                 await asyncio.sleep(0.02)
             await home.kill()

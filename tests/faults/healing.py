@@ -1,0 +1,42 @@
+"""Two nodes are watched: what has ended is started again, what was paused goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import dataclass
+
+from .lab import NodeProcess
+
+
+@dataclass
+class Faults:
+    """The orders that are left for each node, by name; how long a pause lasts."""
+
+    orders: dict[str, list[str]]
+    pause_s: float
+    healed: int = 0
+    done: bool = False
+
+    async def watch(self, node: NodeProcess) -> None:
+        """Until cancelled. The next order is given before the node starts or goes on."""
+        self._next(node)
+        starting: asyncio.Future[bool] | None = None
+        while True:
+            if starting is not None and starting.done():
+                starting.result()
+                starting = None
+            if node.is_paused():
+                await asyncio.sleep(self.pause_s)
+                self._next(node)
+                node.signal(signal.SIGCONT)
+                self.healed += 1
+            elif starting is None and node.has_ended():
+                self._next(node)
+                starting = asyncio.ensure_future(node.start())
+                self.healed += 1
+            await asyncio.sleep(0.02)
+
+    def _next(self, node: NodeProcess) -> None:
+        left = self.orders[node.name]
+        node.order(left.pop(0) if left and not self.done else "")
