@@ -264,6 +264,11 @@ class Sessions:
             raise self._moved(session.session_id, "")
         if session.phase is Phase.FROZEN:
             raise SessionFrozenError(f"session {session.session_id}: being handed over")
+        if token.generation < session.token.generation:
+            raise StaleTokenError(
+                f"session {session.session_id}: generation {token.generation} is below "
+                f"{session.token.generation}: the directory was adopted since"
+            )
         if token != session.token:
             raise StaleTokenError(
                 f"session {session.session_id}: revision {token.revision} is not the current one"

@@ -192,6 +192,7 @@ def test_after_an_adoption_old_tokens_are_stale_and_live_sessions_go_on(world):
                 with pytest.raises(PeerAnswerError) as refused:
                     await call
                 assert refused.value.peer_reason == "stale_token"
+                assert "generation" in str(refused.value)
             new = await client.get("s")
             assert (new.token.generation, new.next_index) == (2, 40)
             assert len(await events(client, new, 40, 2)) == 2
