@@ -22,7 +22,8 @@ from node.pair.line import Deadline, SealedLine, accept_one, connect, listen
 from node.pair.messages import decode_offer, encode_offer
 from node.pair.party import Wish, prepare
 
-SECONDS = 20.0
+#: A bound, never waited for: machines that run tests may be busy.
+SECONDS = 60.0
 HOST = "127.0.0.1"
 
 

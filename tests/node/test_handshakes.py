@@ -100,7 +100,7 @@ def shake(port: int, folder: Path | None, **changes) -> None:
         context.load_cert_chain(folder / enroll.NODE_CERTIFICATE, folder / enroll.NODE_KEY)
     try:
         with (
-            socket.create_connection(("127.0.0.1", port), timeout=5) as raw,
+            socket.create_connection(("127.0.0.1", port), timeout=30) as raw,
             context.wrap_socket(raw) as tls,
         ):
             tls.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
@@ -135,7 +135,7 @@ def test_a_node_says_why_it_refused_a_handshake_and_the_wire_does_not(tmp_path):
     shake(port, tmp_path / "foreign")
     shake(port, tmp_path / "late")
     shake(port, tmp_path / "node", maximum_version=ssl.TLSVersion.TLSv1_2)
-    _, errors = process.communicate("\n", timeout=20)
+    _, errors = process.communicate("\n", timeout=60)
     assert process.returncode == 0
     refused = [line.split("refused in the handshake: ")[1] for line in errors.splitlines()
                if "refused in the handshake" in line]  # fmt: skip

@@ -72,7 +72,7 @@ def test_a_no_on_either_side_leaves_nothing_on_both(tmp_path, who):
     code, said, errors = terminals[who].end("y\n")
     assert code == 11 and said == "" and "the codes were not confirmed" in errors
     # The other one is told while its question is still open.
-    assert terminals[1 - who].process.wait(20) == 1
+    assert terminals[1 - who].process.wait(60) == 1
     code, said, errors = terminals[1 - who].end("")
     assert code == 1 and said == "" and "the other side stopped" in errors
     assert nothing_is_there(tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from node_support import run
+from node_support import move, prompt, run
 from trust_support import ask, channel_of, codes, knock, server
 
 from node import certificates, enroll, trust
@@ -285,3 +285,17 @@ def test_a_pinned_certificate_that_has_expired_is_named_when_it_is_loaded(world,
     assert "late is pinned, and refused: expired on" in caplog.text
     LiveCredentials(folder)
     assert "this certificate is refused by every peer: expired on" in caplog.text
+
+
+def test_a_running_node_moves_sessions_with_the_certificate_that_it_has_now(world):
+    old = certificates.leaf_digest(world.certificate("source")).hex()
+
+    async def work():
+        async with world.pair() as (_, giving, target, _):
+            session = await giving.append(await giving.open("s"), prompt(20))
+            leaf = renew(world, "source")
+            pin(world.credentials("target"), leaf, Role.NODE, beside_old=True)
+            unpin(world.credentials("target"), "source", Role.NODE, old)
+            return await move(giving, target, session)
+
+    assert run(work()) is not None

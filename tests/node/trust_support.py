@@ -37,7 +37,7 @@ async def server(world, name="source", now=certificates.utc_now):
 async def code_of(call, request) -> tuple[grpc.StatusCode, str]:
     """Code and details of one unary call."""
     try:
-        await call(request, timeout=5)
+        await call(request, timeout=30)
     except grpc.aio.AioRpcError as error:
         return error.code(), error.details()
     return grpc.StatusCode.OK, ""
