@@ -8,20 +8,21 @@ Three things are kept apart, because only two of them are the price of being abl
 - *settle*: ``accept`` of a part of the block.
 
 A block of a real network leaves other things behind after a long context than after a short one:
-the processor's caches full of old rows, its allocator full of score matrices. To keep that out, the
-ratio is taken with planes of the asked geometry, and rows that nobody computed; the planes cannot
+the processor's caches full of old rows, its allocator full of score matrices. To keep that out, a
+third session computes and takes back a block of its own before each timed part, the same for both.
+The ratio is taken with planes of the asked geometry, and rows that nobody computed: planes cannot
 tell. The same with a real network is a row of its own.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import mlx.core as mx
-import numpy as np
 
 import engine
 from bench.engine.measure import Timed, in_turns
@@ -33,9 +34,6 @@ T = TypeVar("T")
 BLOCK_TOKENS = 16
 KEPT_TOKENS = 5
 NEAR_WINDOWS, FAR_WINDOWS = 2, 100
-
-#: Larger than the caches of one core.
-_ELSEWHERE = np.ones(16 << 20, np.uint8)
 
 
 class Windowed(Protocol):
@@ -73,31 +71,40 @@ class Rollback:
 class Session:
     """A session that computes a block and takes most of it back, always at the same place."""
 
-    def __init__(self, model: Windowed, windows: int) -> None:
+    def __init__(self, model: Windowed, windows: int, between: Session | None = None) -> None:
+        """Feed ``windows`` windows; ``between`` computes before each timed part."""
         count = windows * model.window_tokens + 3
         self.generation: Generation = model.new_generation()
         ids, done = token_ids(count), 0
         for call_tokens in engine.prefill_calls(0, count, 4 * model.window_tokens):
             self.generation.prefill(ids[done : done + call_tokens])
             done += call_tokens
+        self.between = between
         self.retained_rows = 0
         self.extra_bytes = 0
         self.block_s = float("inf")
+        self.cpu_s: list[float] = []
 
     def once(self) -> float:
         """Seconds to mark the state and to settle the block; its computation is not counted."""
-        int(_ELSEWHERE.sum())
-        start = time.perf_counter()
+        self._look_elsewhere()
+        cpu, start = time.process_time(), time.perf_counter()
         checkpoint = self.generation.checkpoint(BLOCK_TOKENS)
-        marked = time.perf_counter()
+        marked, cpu_s = time.perf_counter(), time.process_time() - cpu
         self.generation.block(token_ids(BLOCK_TOKENS))
         self.block_s = min(self.block_s, time.perf_counter() - marked)
-        int(_ELSEWHERE.sum())
-        computed = time.perf_counter()
+        self._look_elsewhere()
+        cpu, computed = time.process_time(), time.perf_counter()
         self.retained_rows = checkpoint.retained_rows
         checkpoint.accept(KEPT_TOKENS)
         settled = time.perf_counter()
+        self.cpu_s.append(cpu_s + time.process_time() - cpu)
         return (marked - start) + (settled - computed)
+
+    def _look_elsewhere(self) -> None:
+        if self.between is not None:
+            with self.between.generation.checkpoint(BLOCK_TOKENS):
+                self.between.generation.block(token_ids(BLOCK_TOKENS))
 
     def weigh(self) -> None:
         """Note the memory of a mark and of a settlement, above what was held before each."""
@@ -117,8 +124,14 @@ def _peak_of(work: Callable[[], T]) -> tuple[int, T]:
 
 def rollback_by_context(model: Windowed, rounds: int, limit_s: float = 600.0) -> Rollback:
     """Two sessions of one network, in turns."""
-    far, near = (Session(model, windows) for windows in (FAR_WINDOWS, NEAR_WINDOWS))
+    between = Session(model, NEAR_WINDOWS)
+    far, near = (Session(model, windows, between) for windows in (FAR_WINDOWS, NEAR_WINDOWS))
     timed = in_turns(far.once, near.once, rounds, limit_s=limit_s)
+    # Of the timed parts alone, not of whole rounds, of which the blocks are the most.
+    count = len(timed.ours_s)
+    timed = dataclasses.replace(
+        timed, ours_cpu_s=tuple(far.cpu_s[-count:]), theirs_cpu_s=tuple(near.cpu_s[-count:])
+    )
     for session in (far, near):
         session.weigh()
     return Rollback(
