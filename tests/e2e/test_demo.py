@@ -203,7 +203,15 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path, number):
 
 
 def test_help_of_every_command_works_and_is_short_of_heavy_imports():
-    for arguments in ((), ("serve",), ("model", "tiny"), ("enroll",), ("pin",), ("demo",)):
+    for arguments in (
+        (),
+        ("serve",),
+        ("model", "tiny"),
+        ("enroll",),
+        ("pair",),
+        ("pair", "join"),
+        ("demo",),
+    ):
         ran = command("node", *arguments, "--help")
         assert ran.returncode == 0 and "Usage:" in ran.stdout
     code = "import node.cli, sys; sys.exit('mlx' in sys.modules or 'grpc' in sys.modules)"
