@@ -14,6 +14,7 @@ from kvpack import errors as kvpack_errors
 from kvpack.errors import KvpackError
 from kvpack.store import errors as store_errors
 from node import errors as node_errors
+from node import fault_points
 from node.migration.wire import OWNER_ADDRESS_KEY, OWNER_KEY, REASON_KEY, RETRY_AFTER_KEY
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     store_errors.StoreFullError: _Code.RESOURCE_EXHAUSTED,
     kvpack_errors.PublishError: _Code.INTERNAL,
     node_errors.NodeError: _Code.INTERNAL,
+    fault_points.FaultError: _Code.INTERNAL,
     node_errors.ListenError: _Code.INTERNAL,
     node_errors.PairError: _Code.INTERNAL,
     node_errors.VolumeError: _Code.INTERNAL,
