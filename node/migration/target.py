@@ -121,7 +121,9 @@ class Transfers:
             StaleTokenError: The source does not own the session by that token.
             ReplayError: The number was used.
             NodeBusyError: Too many transfers are under way.
+            FencedError: This node's lease is over.
         """
+        self._target.sessions.lease.require()
         self._check_kind(offer)
         async with self._preparing:
             known = self._inbound.get(offer.key)
@@ -229,8 +231,14 @@ class Transfers:
             PublishError: The pack could not be made durable.
             StaleTokenError: The source resumed first.
             DirectoryAmbiguousError: Nobody knows yet; ask again.
+            FencedError: This node's lease is over, or was while it ran: the session may have been
+                taken over since, and its first token is not given out.
         """
-        return await _to_the_end(self._commit(self._find(key)))
+        lease = self._target.sessions.lease
+        mark = lease.require()
+        outcome = await _to_the_end(self._commit(self._find(key)))
+        lease.require(mark)
+        return outcome
 
     async def abort(self, key: TransferKey) -> TargetState:
         """Give a transfer up, if it can still be given up. Idempotent.

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from directory_support import FakeClock, Place, nonce
-from node_support import events, prompt, run
+from node_support import events, move, prompt, run
 
 from node.clock import BootClock
 from node.directory_sqlite import SqliteDirectory
@@ -286,5 +286,39 @@ def test_a_pause_between_the_directorys_answer_and_the_work_is_seen(world):
             node.sessions.directory.owner = slow
             assert await refused_as(client.append(session, [1])) == "fenced"
             assert (await node.sessions.find("s")).next_index == 30
+
+    run(work())
+
+
+def test_a_fenced_node_takes_no_session_over_and_the_source_goes_on(world):
+    """Else the first token, which travels in the answer, could be of a session taken over since."""
+
+    async def work():
+        async with world.pair() as (source, giving, target, taking):
+            lease = target.sessions.lease
+            end_s, ask = lease._end_s, lease._ask
+            lease._ask = lambda: asyncio.sleep(0)
+            lease._end_s = float("-inf")
+            here = await giving.append(await giving.open("s"), prompt(40))
+            with pytest.raises(PeerAnswerError, match=r"fenced.*stays on this node"):
+                await move(giving, target, here)
+            assert len(await events(giving, await giving.get("s"), 40, 2)) == 2
+            # The same where the lease ends while the transfer is under way.
+            lease._end_s = end_s
+            commit = target.transfers.commit
+
+            async def asleep(key):
+                lease._end_s = float("-inf")
+                return await commit(key)
+
+            target.transfers.commit = asleep
+            with pytest.raises(PeerAnswerError, match=r"fenced.*stays on this node"):
+                await move(giving, target, await giving.get("s"))
+            here = await giving.get("s")
+            assert (await source.sessions.directory.owner("s")).node == "source"
+            lease._ask, target.transfers.commit = ask, commit
+            await lease.renew()
+            await move(giving, target, here)
+            assert len(await events(taking, await taking.get("s"), 43, 2)) == 2
 
     run(work())
