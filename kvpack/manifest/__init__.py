@@ -3,6 +3,7 @@
 from kvpack.codes import ComponentKind, WindowRule
 from kvpack.manifest.binding import Bindings
 from kvpack.manifest.gate import check_manifest
+from kvpack.manifest.message import KnownReferences, encode_reference
 from kvpack.manifest.model import (
     Component,
     DraftModel,
@@ -18,10 +19,12 @@ __all__ = [
     "ComponentKind",
     "DraftModel",
     "ForeignRingHead",
+    "KnownReferences",
     "Manifest",
     "ParentReference",
     "WindowRule",
     "check_manifest",
+    "encode_reference",
     "manifest_id",
     "open_manifest",
     "read_unverified",

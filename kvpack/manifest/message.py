@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from dataclasses import dataclass
 
 from kvpack import codes
 from kvpack.chunk.reference import ChunkReference
+from kvpack.errors import KvpackError
 from kvpack.manifest.model import (
     Component,
     DraftModel,
@@ -47,13 +50,60 @@ def encode_message(manifest: Manifest) -> bytes:
     return serialize(message)
 
 
-def decode_message(data: bytes) -> Manifest:
+@dataclass(frozen=True, slots=True)
+class KnownReferences:
+    """References that a reader holds already, and how they stand in a manifest's message.
+
+    Attributes:
+        references: At least one, in order.
+        encoded: :func:`encode_reference` of each, joined.
+    """
+
+    references: tuple[ChunkReference, ...]
+    encoded: bytes
+
+
+def encode_reference(reference: ChunkReference) -> bytes:
+    """One entry of a message's list of references, its tag and length included."""
+    return serialize(pb.Manifest(references=[_reference_message(reference)]))
+
+
+def decode_message(data: bytes, known: KnownReferences | None = None) -> Manifest:
     """Read a manifest's message: scan, then parse, then build the value that checks itself.
+
+    Args:
+        data: The message.
+        known: What its references should be. They are then compared as bytes and not read, which
+            is most of the work; where they are others, everything is read as without.
 
     Raises:
         FormatError: The bytes are not canonical, or fields contradict each other.
         LimitError: A field is outside its cap.
     """
+    manifest = None if known is None else _decode_around(data, known)
+    return _decode_all(data) if manifest is None else manifest
+
+
+def _decode_around(data: bytes, known: KnownReferences) -> Manifest | None:
+    """The manifest, if its references are the known ones; None where that cannot be told.
+
+    All but the first are cut out before the rest is read. That the cut met the list and nothing
+    else needs no argument: the result must encode to the very bytes that were given.
+    """
+    at = data.find(known.encoded)
+    if at < 0:
+        return None
+    start = at + len(encode_reference(known.references[0]))
+    try:
+        around = _decode_all(data[:start] + data[at + len(known.encoded) :])
+        manifest = dataclasses.replace(around, references=known.references)
+    except KvpackError:
+        # Whatever is wrong is said by the one who reads everything.
+        return None
+    return manifest if encode_message(manifest) == data else None
+
+
+def _decode_all(data: bytes) -> Manifest:
     message = parse(pb.Manifest(), rules.MANIFEST, data, "manifest")
     make = functools.partial(
         Manifest,

@@ -24,7 +24,7 @@ from kvpack.errors import AuthenticationError, FormatError, UnknownKeyError, Ver
 from kvpack.header import decode_header, parse_prefix
 from kvpack.keys import EpochKey
 from kvpack.manifest.gate import check_manifest
-from kvpack.manifest.message import decode_message, encode_message
+from kvpack.manifest.message import KnownReferences, decode_message, encode_message
 from kvpack.manifest.model import Manifest
 
 MAGIC: Final = b"KVPM"
@@ -61,7 +61,14 @@ def seal_manifest(
     return stored + key.mac("manifest", header, stored)
 
 
-def open_manifest(key: EpochKey, header: bytes, blob: bytes, *, in_store: bool = False) -> Manifest:
+def open_manifest(
+    key: EpochKey,
+    header: bytes,
+    blob: bytes,
+    *,
+    in_store: bool = False,
+    known: KnownReferences | None = None,
+) -> Manifest:
     """Check the MAC, then scan, then parse, then ask the gate.
 
     Args:
@@ -69,6 +76,7 @@ def open_manifest(key: EpochKey, header: bytes, blob: bytes, *, in_store: bool =
         header: The header's bytes.
         blob: The manifest as stored, its MAC included.
         in_store: It comes from a store: references may be trimmed.
+        known: What its references should be, to be compared instead of read; a matter of speed.
 
     Raises:
         FormatError: The prefix is not one, or authentic bytes are not canonical.
@@ -83,7 +91,7 @@ def open_manifest(key: EpochKey, header: bytes, blob: bytes, *, in_store: bool =
     stored = memoryview(blob)[:-MAC_BYTES]
     if not hmac.compare_digest(key.mac("manifest", header, stored), manifest_id(blob)):
         raise AuthenticationError("manifest")
-    manifest = decode_message(bytes(stored[PREFIX_BYTES:]))
+    manifest = decode_message(bytes(stored[PREFIX_BYTES:]), known)
     check_manifest(decode_header(header), manifest, in_store=in_store)
     return manifest
 
