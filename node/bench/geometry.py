@@ -66,19 +66,10 @@ def cut_bytes(layout: CacheLayout, tokens: int, held_tokens: int = 0) -> CutByte
     return CutBytes(sizes[LayerKind.FULL], sizes[LayerKind.SWA])
 
 
-def tail_bytes(layout: CacheLayout, tokens: int, call_tokens: int) -> int:
-    """K/V bytes of the last prefill call: what cannot be sent before prefill ends."""
-    position = tokens - 1
-    first = (position - 1) // call_tokens * call_tokens
-    return sum(
-        (position - max(first, layer.first_row(position))) * layout.row_bytes(i)
-        for i, layer in enumerate(layout.layers)
-    )
-
-
 def window_bytes(layout: CacheLayout) -> int:
     """K/V bytes of all full rings: what a live session freezes for."""
-    return sum((layer.window_tokens or 0) * layout.row_bytes(i) for i, layer in _numbered(layout))
+    layers = enumerate(layout.layers)
+    return sum((layer.window_tokens or 0) * layout.row_bytes(i) for i, layer in layers)
 
 
 def muse_glimmer() -> CacheLayout:
@@ -127,7 +118,3 @@ def _layer(read: dict[str, Any]) -> LayerLayout:
         return LayerLayout(kind, window, read["kv_heads"], read["key_dim"], read["value_dim"])
     except LayoutMismatchError as error:
         raise ValueError(str(error)) from error
-
-
-def _numbered(layout: CacheLayout) -> list[tuple[int, LayerLayout]]:
-    return list(enumerate(layout.layers))

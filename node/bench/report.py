@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvpack.chunk import ChunkClass
-from node.bench.geometry import cut_bytes, tail_bytes, window_bytes
+from node.bench.geometry import cut_bytes, window_bytes
 from node.bench.measure import PREFILL_OVER_TRANSFER, Measured
 from node.bench.order import BenchOrder, Kind
 
@@ -83,11 +83,10 @@ def _phases(measured: Measured) -> dict[str, float]:
 
 
 def exposed_tail_bytes(order: BenchOrder) -> int:
-    """K/V bytes that no overlap can hide: the last call's rows, or a live session's window."""
-    if order.kind is Kind.SESSION:
-        block = sum(order.layout.row_bytes(i) for i in range(len(order.layout.layers)))
-        return window_bytes(order.layout) + _PREFILL_CALL_TOKENS * block
-    return tail_bytes(order.layout, order.tokens, _PREFILL_CALL_TOKENS)
+    """K/V bytes that no overlap can hide: one prefill call's rows; live, one window set besides."""
+    token_bytes = sum(order.layout.row_bytes(i) for i in range(len(order.layout.layers)))
+    call_bytes = token_bytes * min(_PREFILL_CALL_TOKENS, order.position)
+    return call_bytes + (window_bytes(order.layout) if order.kind is Kind.SESSION else 0)
 
 
 def _exposed_bound_s(measured: Measured) -> float:

@@ -12,11 +12,11 @@ from click.testing import CliRunner
 from kvpack.errors import KvpackError, LimitError
 from kvpack.snapshot import cut_tile_specs
 from node import cli
-from node.bench.geometry import cut_bytes, muse_glimmer, read_layout, tail_bytes, window_bytes
+from node.bench.geometry import cut_bytes, muse_glimmer, read_layout, window_bytes
 from node.bench.measure import measure
 from node.bench.model import MadeModel
 from node.bench.order import BenchOrder, Kind, OtherEnd, bench_config
-from node.bench.report import as_page, as_values
+from node.bench.report import as_page, as_values, exposed_tail_bytes
 from node.bench.rows import RowSource
 from node.bench.serve import bench_fitting
 from node.config import Address
@@ -68,11 +68,11 @@ def test_half_of_one_window_held_is_just_less_than_half_of_the_bytes():
     assert round(100 * cut_bytes(layout, 65_536, 32_768).kv_bytes / full.kv_bytes, 4) == 54.2851
 
 
-def test_tails_of_the_reference_geometry():
-    layout = muse_glimmer()
-    assert window_bytes(layout) == 81_788_928
-    assert tail_bytes(layout, 32_769, 512) == 27_262_976
-    assert tail_bytes(layout, 130_815, 512) == 254 * 53_248
+def test_what_no_overlap_hides_of_the_reference_geometry():
+    assert window_bytes(muse_glimmer()) == 81_788_928
+    prompt, live = (BenchOrder.of(130_815, 0, kind, "muse-glimmer", 0.0) for kind in Kind)
+    assert exposed_tail_bytes(prompt) == 27_262_976
+    assert exposed_tail_bytes(live) == 81_788_928 + 27_262_976
 
 
 @pytest.mark.parametrize("held", [0, 256, 1024])
