@@ -54,7 +54,7 @@ class Packets:
                     listen=ALL,
                     prefix=place.prefix,
                     transfer_lease_s=LEASE_S,
-                )  # fmt: skip
+                )
                 for name, place in zip("ab", places, strict=True)
             ]
             self.there = {
