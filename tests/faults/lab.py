@@ -74,12 +74,16 @@ class Lab:
         return self.root / f"{name}-data"
 
     def leftovers(self, name: str) -> list[str]:
-        """Files below a node's data that belong to nothing that the node holds."""
+        """Files below a node's data that belong to nothing that the node holds.
+
+        What a killed writer left in the store of cuts is for ``kvpack gc`` to collect.
+        """
         folder = self.data(name)
         with contextlib.closing(sqlite3.connect(folder / "journal.sqlite")) as journal:
             held = {row[0] for row in journal.execute("SELECT pack FROM held")}
         spool = {path.name for path in (folder / "spool").iterdir()}
-        private = [str(path) for path in folder.rglob("*") if is_private_name(path.name)]
+        found = [path for path in folder.rglob("*") if is_private_name(path.name)]
+        private = [str(path) for path in found if folder / "store" not in path.parents]
         return sorted([*(spool - held), *private])
 
 
