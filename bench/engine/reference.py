@@ -28,7 +28,13 @@ import engine
 from bench.engine.decode import OurLoop, agreement, their_loop
 from bench.engine.measure import Timed, all_in_turns, paired
 from bench.engine.models import NoNetwork, reference_layout, token_ids
-from bench.engine.rollback import BLOCK_TOKENS, FAR_WINDOWS, Rollback, rollback_by_context
+from bench.engine.rollback import (
+    BLOCK_TOKENS,
+    FAR_WINDOWS,
+    WEIGHINGS,
+    Rollback,
+    rollback_by_context,
+)
 from engine import PlaneLayout
 from engine.ahead import pays_here
 
@@ -120,7 +126,7 @@ def reference_decode(geometry: Geometry, rounds: int) -> Loops:
 def reference_rollback(geometry: Geometry, rounds: int) -> Rollback:
     """100 windows against 2, on planes that hold rows nobody computed."""
     # Each round keeps some tokens of its block.
-    context = (FAR_WINDOWS + 1) * geometry.window + (rounds + 8) * BLOCK_TOKENS
+    context = (FAR_WINDOWS + 1) * geometry.window + (rounds + WEIGHINGS + 4) * BLOCK_TOKENS
     layout = reference_layout(geometry.window, context, geometry.layers)
     planes = NoNetwork(layout, PlaneLayout.HEAD_MAJOR)
     return rollback_by_context(planes, rounds, geometry.limit_s)

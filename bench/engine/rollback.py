@@ -34,6 +34,7 @@ T = TypeVar("T")
 BLOCK_TOKENS = 16
 KEPT_TOKENS = 5
 NEAR_WINDOWS, FAR_WINDOWS = 2, 100
+WEIGHINGS = 7
 
 
 class Windowed(Protocol):
@@ -107,11 +108,14 @@ class Session:
                 self.between.generation.block(token_ids(BLOCK_TOKENS))
 
     def weigh(self) -> None:
-        """Note the memory of a mark and of a settlement, above what was held before each."""
+        """Note the memory of a mark and of a settlement, above what was held before each.
+
+        Asked for several times: the peak also holds what a thread has not given back yet.
+        """
         mark, checkpoint = _peak_of(lambda: self.generation.checkpoint(BLOCK_TOKENS))
         self.generation.block(token_ids(BLOCK_TOKENS))
         settle, _ = _peak_of(lambda: checkpoint.accept(KEPT_TOKENS))
-        self.extra_bytes = max(mark, settle)
+        self.extra_bytes = min(self.extra_bytes or 1 << 62, max(mark, settle))
 
 
 def _peak_of(work: Callable[[], T]) -> tuple[int, T]:
@@ -132,7 +136,7 @@ def rollback_by_context(model: Windowed, rounds: int, limit_s: float = 600.0) ->
     timed = dataclasses.replace(
         timed, ours_cpu_s=tuple(far.cpu_s[-count:]), theirs_cpu_s=tuple(near.cpu_s[-count:])
     )
-    for session in (far, near):
+    for session in (far, near) * WEIGHINGS:
         session.weigh()
     return Rollback(
         timed,
