@@ -19,6 +19,7 @@ import logging
 import secrets
 from typing import Final
 
+from kvpack.errors import KvpackError
 from node.clock import Clock
 from node.config import LEASE_S
 from node.directory import INCARNATION_BYTES, Directory, DirectoryState
@@ -112,7 +113,8 @@ class NodeLease:
         except LeaseLostError as error:
             log.error("node %s serves no session any more: %s", self._node, error)
             self._lost = error
-        except DirectoryError as error:
+        except KvpackError as error:
+            # Whatever it was, the lease is not renewed: the fence falls by itself.
             left_s = max(0.0, self._end_s - self._clock.now_s())
             log.warning("lease not renewed, %.1f s left: %s", left_s, error)
         else:

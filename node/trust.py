@@ -126,6 +126,8 @@ def channel_options(peer_name: str) -> list[tuple[str, Any]]:
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
+        # gRPC's own bound is two minutes: a directory that is back would be away for so long.
+        ("grpc.max_reconnect_backoff_ms", 5_000),
     ]
 
 

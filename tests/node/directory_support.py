@@ -138,12 +138,12 @@ class Place:
             await directory.close()
 
     @contextlib.asynccontextmanager
-    async def served(self, directory, shared=True):
+    async def served(self, directory, shared=True, port=0):
         """A server of ``directory``; gives its address."""
         live = LiveCredentials(self.parties / KEEPER)
         gate = Gate(live)
         server = grpc.aio.server(interceptors=[GateInterceptor(gate)], options=server_options())
-        port = server.add_secure_port("127.0.0.1:0", server_credentials(live))
+        port = server.add_secure_port(f"127.0.0.1:{port}", server_credentials(live))
         if shared:
             server.add_generic_rpc_handlers((DirectoryService(directory, gate).handlers(),))
         await server.start()

@@ -196,6 +196,27 @@ def test_a_keeper_that_dies_leaves_writes_open_and_reads_refused_within_a_bound(
     run(work())
 
 
+def test_a_keeper_that_is_back_is_found_again(place):
+    async def work():
+        directory = SqliteDirectory(place.path, place.clock)
+        async with place.served(directory) as address:
+            way = place.remote("a", address)
+            token = await way.claim("s", "a", nonce(1))
+        with pytest.raises(DirectoryError):
+            await way.owner("s")
+        async with place.served(directory, port=address.port):
+            async with asyncio.timeout(20.0):
+                while True:
+                    with contextlib.suppress(DirectoryError):
+                        assert (await way.owner("s")).token == token
+                        break
+                    await asyncio.sleep(0.1)
+            await way.close()
+        await directory.close()
+
+    run(work())
+
+
 _REFUSALS = (
     errors.SessionExistsError,
     errors.StaleTokenError,

@@ -14,7 +14,13 @@ from node_support import events, move, prompt, run
 
 from node.clock import BootClock
 from node.directory_sqlite import SqliteDirectory
-from node.errors import DirectoryError, FencedError, PeerAnswerError
+from node.errors import (
+    DirectoryError,
+    FencedError,
+    NodeBusyError,
+    PeerAnswerError,
+    UsageError,
+)
 from node.lease import NodeLease
 
 TTL_S = 10.0
@@ -110,6 +116,26 @@ def test_a_lease_that_was_over_in_between_is_another_one(place):
             lease.require(mark)
 
     with_lease(place, work)
+
+
+@pytest.mark.parametrize("error", [NodeBusyError("busy"), UsageError("odd"), DirectoryError("x")])
+def test_whatever_ends_a_renewal_the_next_one_is_tried(place, error, caplog):
+    async def work(lease, directory):
+        def refuse():
+            raise error
+
+        mark = lease.require()
+        directory.before = refuse
+        place.clock.move(6.0)
+        await lease.renew()
+        assert lease._asking.exception() is None
+        directory.before = None
+        await lease.renew()
+        place.clock.move(6.0)
+        assert lease.require() == mark
+
+    with_lease(place, work)
+    assert "lease not renewed, 3.0 s left" in caplog.text
 
 
 def test_a_process_whose_name_was_taken_is_fenced_for_good(place):
