@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-slow fuzz lint proto clean
+.PHONY: demo test test-slow test-faults fuzz lint proto clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvpack needs Python 3.11 or later; set PYTHON=...")'
@@ -24,6 +24,14 @@ test: $(STAMP) lint
 # replay in fresh processes and moves of every further architecture.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m slow $(PYTEST_FLAGS) tests
+
+# Every interleaving of more faults at once over the protocol's tables, SIM_RUNS seeded runs of its
+# drivers in one process (tests/node/model), then FAULT_RUNS on real processes (tests/faults).
+SIM_RUNS   ?= 10000
+FAULT_RUNS ?= 500
+test-faults: $(STAMP)
+	SIM_RUNS=$(SIM_RUNS) $(BIN)/python -m pytest -n 2 -m slow $(PYTEST_FLAGS) tests/node/model
+	FAULT_RUNS=$(FAULT_RUNS) $(BIN)/python -m tests.faults
 
 # Coverage-guided fuzzing of both readers (atheris: Linux and CPython only). Not part of make test.
 FUZZ_RUNS ?= 1250000

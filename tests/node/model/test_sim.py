@@ -28,7 +28,7 @@ from node.migration.table import (
 
 #: Runs of ``make test``, and of ``make test-faults`` in all its parts.
 QUICK_RUNS = 120
-ALL_RUNS = int(os.environ.get("FAULT_RUNS", "10000"))
+ALL_RUNS = int(os.environ.get("SIM_RUNS", "10000"))
 PARTS = 20
 
 #: Runs in which a planted bug must show.
