@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Sequence
 
 from node.config import Address
 
 READ_BYTES = 1 << 14
+
+#: With the sockets' own buffers about 300 KiB are on their way at most.
+QUEUE_READS = 8
+BUFFER_BYTES = 1 << 16
 
 
 class Link:
@@ -61,6 +66,8 @@ class Link:
 
     async def _serve(self, reader, writer) -> None:
         budget = self.cuts.pop(0) if self.cuts else None
+        ours = writer.get_extra_info("socket")
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         try:
             there, back = await asyncio.open_connection(self.target.host, self.target.port)
         except OSError:
@@ -80,7 +87,7 @@ class Link:
 
     async def _carry(self, reader, writer, budget, bytes_per_s) -> None:
         # What is on its way is bounded: a sender must feel that nobody reads.
-        line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
+        line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUE_READS)
         loop = asyncio.get_running_loop()
         carrier = asyncio.ensure_future(self._deliver(line, writer))
         try:

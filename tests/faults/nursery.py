@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUEST_BYTES = 1 << 14
+PR_SET_PDEATHSIG = 1
 
 
 class Child:
@@ -123,6 +125,8 @@ def _become(arguments, environment, log, stdin: int, stdout: int) -> None:
     code = 1
     try:
         os.setsid()
+        # One that is paused would not see that its standard input ended.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for number, handle in enumerate((stdin, stdout, sink)):
