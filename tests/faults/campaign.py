@@ -12,6 +12,7 @@ from kvpack.errors import KvpackError
 from node.config import Address
 from node.directory import Ownership
 from node.errors import PeerAnswerError
+from node.migration.wire import token_value
 from node.pb.v1 import session_pb2 as pb
 
 from .conversation import Conversation, WrongBits
@@ -83,7 +84,10 @@ class Campaign:
             faults.done = True
             for node in self.nodes:
                 node.order("")
-            await self._check(plan, result, giving, taking)
+            try:
+                await self._check(plan, result, giving, taking)
+            except (KvpackError, TimeoutError) as error:
+                result.found.other.append(f"while it was looked at: {error}")
             result.starts = sum(node.starts for node in self.nodes) - sum(starts)
         finally:
             for watcher in watchers:
@@ -160,6 +164,7 @@ class Campaign:
         try:
             async with giving.client() as client:
                 session = await client.get(self.talk.session_id)
+            self.talk.see(token_value(session.token))
             # A move that failed leaves the prompt with the session: it is not given twice.
             tokens = self._prompt()[session.next_index :] if plan.mode == "known" else []
             await self.move(giving, taking, session.token, tokens, copy_as, address)

@@ -60,14 +60,14 @@ class Conversation:
         compared = 0
         async with node.client() as client:
             session = await client.get(self.session_id)
-            self._see(token_value(session.token))
+            self.see(token_value(session.token))
             start = min(self.next, session.next_index)
             async for event in client.generate(session, start, self.next - start + count):
                 compared += self._take(event)
         return compared
 
-    def _see(self, token: OwnershipToken) -> bool:
-        """Whether ``token`` is the newest one seen."""
+    def see(self, token: OwnershipToken) -> bool:
+        """Note ``token``; whether it is the newest one seen."""
         if self.token is not None and self.token.newer_than(token):
             return False
         if self.token is not None and token != self.token:
@@ -76,7 +76,7 @@ class Conversation:
         return True
 
     def _take(self, event) -> bool:
-        if not self._see(token_value(event.token)):
+        if not self.see(token_value(event.token)):
             self.dropped += 1
             return False
         token_id, logits = self.twin.at(event.index)

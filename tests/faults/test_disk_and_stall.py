@@ -122,7 +122,7 @@ def rss(pid: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("heals", [True, False], ids=["for a while", "for ever"])
-def test_a_peer_that_stops_reading_costs_bounded_memory_and_time(lab, nursery, heals):
+def test_a_peer_that_stops_reading_costs_bounded_memory_and_time(lab, nursery, capsys, heals):
     """A link that comes back finishes the move; after one that does not, the session serves here.
 
     The cache of a tiny model is a few tiles, so the queue takes them all and the session is held.
@@ -157,6 +157,8 @@ def test_a_peer_that_stops_reading_costs_bounded_memory_and_time(lab, nursery, h
             return said, seconds, most, found.all()
 
     said, seconds, most, found = asyncio.run(work())
+    with capsys.disabled():
+        print(f"\n{seconds:.1f} s, {most / MIB:.1f} MiB above before: {said or 'moved'}")
     assert found == []
     assert (said == "") if heals else ("stays on this node" in said)
     assert seconds < STALL_S_MAX and most < STALL_BYTES_MAX
