@@ -13,7 +13,7 @@ import logging
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvpack.bundle import BundleReader, parse_token_ids
 from kvpack.chunk import ChunkClass, tile_of
@@ -23,7 +23,12 @@ from kvpack.keys import Keyring
 from kvpack.publish import is_private_name
 from node import fault_points
 from node.directory import NONCE_BYTES, Ownership, settle, transfer_settled
-from node.errors import DirectoryAmbiguousError, InventoryError, StaleTokenError
+from node.errors import (
+    DirectoryAmbiguousError,
+    DirectoryError,
+    InventoryError,
+    StaleTokenError,
+)
 from node.migration.journal import Entry
 from node.migration.messages import nonce_of
 from node.migration.spool import private_paths
@@ -37,6 +42,9 @@ if TYPE_CHECKING:
     from engine import DecodingState
 
 log = logging.getLogger(__name__)
+
+#: How often a start raises a session's revision, each time from what the directory says by then.
+RAISES_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +191,20 @@ async def _restore(target: Target, entry: Ownership, pack: Path) -> bool:
 
 async def _raise(target: Target, entry: Ownership) -> Ownership:
     directory, nonce = target.sessions.directory, secrets.token_bytes(NONCE_BYTES)
-    token = await transfer_settled(directory, entry.session_id, entry.token, entry.node, nonce)
-    return dataclasses.replace(entry, token=token, nonce=nonce)
+    for _ in range(RAISES_MAX):
+        try:
+            token = await transfer_settled(
+                directory, entry.session_id, entry.token, entry.node, nonce
+            )
+        except StaleTokenError:
+            # Perhaps the raise of a start before, whose reply was lost, has only now arrived.
+            found = await directory.owner(entry.session_id)
+            if not isinstance(found, Ownership) or found.node != entry.node:
+                raise
+            entry = found
+        else:
+            return dataclasses.replace(entry, token=token, nonce=nonce)
+    raise DirectoryError(f"session {entry.session_id}: raised {RAISES_MAX} times, always stale")
 
 
 async def _load(target: Target, entry: Ownership, pack: Path) -> Session:

@@ -261,3 +261,26 @@ def test_a_start_that_cannot_settle_a_transfer_fails_and_the_next_one_serves(wor
                 assert (await taking.get("s")).next_index == 50
 
     run(work())
+
+
+def test_a_raise_of_the_process_before_that_arrives_late_does_not_lose_the_session(
+    world, monkeypatch
+):
+    owned_by = SqliteDirectory.owned_by
+
+    async def then_a_late_write(self, node):
+        owned = await owned_by(self, node)
+        for entry in owned:
+            await self.transfer(entry.session_id, entry.token, node, bytes(16))
+        return owned
+
+    async def work():
+        async with world.node("source") as (_, giving):
+            async with world.node("target") as (target, _):
+                await move(giving, target, await giving.open("s"), prompt(50))
+            with monkeypatch.context() as patch:
+                patch.setattr(SqliteDirectory, "owned_by", then_a_late_write)
+                async with world.node("target") as (_, taking):
+                    assert (await taking.get("s")).next_index == 50
+
+    run(work())
