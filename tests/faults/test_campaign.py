@@ -16,7 +16,6 @@ SHARE = (
     ("known", (), ("target.swap.before=kill",)),
     ("live", (), ("target.gate.after=raise",)),
     ("copy", (), ("target.cas.after=raise",)),
-    ("live", ("source.commit.before=kill",), ("target.cas.before=stop",)),
 )
 
 
@@ -36,7 +35,7 @@ def test_ends_that_are_killed_and_paused_lose_nothing_and_own_nothing_twice(lab,
 
     results, reached = asyncio.run(work())
     assert [(str(one.plan), one.found.all()) for one in results if one.found.all()] == []
-    assert sum(one.starts for one in results) >= 3
+    assert sum(one.starts for one in results) >= 2
     assert set(POINTS) - reached == set()
 
 
