@@ -63,6 +63,7 @@ def _table(results: list[Result], reached: set[str], seconds: float) -> None:
         ("sessions owned twice", counts["owned_twice"]),
         ("runs with wrong bits", counts["wrong_bits"]),
         ("runs with leftovers", counts["leftovers"]),
+        ("released without a new owner", counts["released"]),
         ("other", counts["other"]),
         ("points reached", f"{len(reached & set(POINTS))} of {len(POINTS)}"),
         ("seconds", f"{seconds:.0f}"),

@@ -25,6 +25,7 @@ from .outside import (
     check_bits,
     check_disks,
     check_one_owner,
+    check_release,
     find_server,
     record_of,
 )
@@ -77,6 +78,7 @@ class Campaign:
         faults = Faults(
             {giving.name: list(plan.source), taking.name: list(plan.target)}, plan.pause_s
         )
+        since = len(giving.reached())
         watchers = [asyncio.ensure_future(faults.watch(node)) for node in self.nodes]
         try:
             await self._disturb(plan, result, giving, taking, faults)
@@ -85,6 +87,7 @@ class Campaign:
             for node in self.nodes:
                 node.order("")
             try:
+                await check_release(self.lab, giving, since, self.talk, result.found)
                 await self._check(plan, result, giving, taking)
             except (KvpackError, TimeoutError) as error:
                 result.found.other.append(f"while it was looked at: {error}")

@@ -34,6 +34,7 @@ class Findings:
     owned_twice: list[str] = field(default_factory=list)
     wrong_bits: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
     other: list[str] = field(default_factory=list)
 
     def all(self) -> list[str]:
@@ -100,6 +101,21 @@ async def check_one_owner(
                 )
             if word and is_right:
                 found.other.append(f"{talk.session_id}: its owner {node.name} refuses: {word}")
+
+
+async def check_release(
+    lab: Lab, giving: NodeProcess, since: int, talk: Conversation, found: Findings
+) -> None:
+    """A source that let go of its session did so because another owned it.
+
+    Args:
+        since: How many points the giving end had reached before the run.
+    """
+    if "source.release.before" not in giving.reached()[since:]:
+        return
+    record = await record_of(lab, talk.session_id)
+    if not isinstance(record, Ownership) or record.node == giving.name:
+        found.released.append(f"{giving.name} released {talk.session_id}; the directory: {record}")
 
 
 async def check_bits(node: NodeProcess, talk: Conversation, found: Findings) -> None:
