@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,9 +17,9 @@ from node.config import Address
 from node.migration.moves import Moves
 from node.migration.source import Moved, Order, Progress
 from node.migration.wire import token_message, token_value
-from node.packs import cut_session, write_pack
 from node.pb.v1 import session_pb2 as pb
 from node.pb.v1 import session_pb2_grpc
+from node.save import cut_now, write_cut
 from node.session import Phase, Session, check_session_id
 from node.sessions import Sessions
 from node.status import refuse
@@ -175,12 +174,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
         sessions = self._sessions
         async with sessions.hold(request.session_id, token_value(request.token)) as session:
             await sessions.work_off(session)
-            cut = await sessions.engine.call(cut_session, session)
-        # The cut is a value: the session may go on while it is sealed and written.
-        name = f"{request.session_id}.{cut.snapshot.position}.kvpack"
-        saved = await asyncio.to_thread(
-            write_pack, self._packs_dir / name, self._moves.binding, cut
-        )
+            cut = await cut_now(sessions.engine, self._moves.binding, session)
+        # What may change was copied: the session goes on while the rest is read and written.
+        path = self._packs_dir / f"{request.session_id}.{cut.position}.kvpack"
+        saved = await write_cut(sessions.engine, self._moves.binding, cut, path)
         if self._tier is not None:
             self._tier.keep_later(request.session_id, saved.path, own=True)
         return pb.SaveReply(

@@ -1,0 +1,118 @@
+"""Saving a session as a pack while it goes on: windows are copied at the cut, all else read later.
+
+Rows of full layers below the cut never change, so they are read tile by tile while the pack is
+written. A ring's rows do change: those are copied while the session is held. Memory above the
+session's own is one window set and a few tiles, whatever its length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvpack.bundle import BundleWriter
+from kvpack.chunk import ChunkClass
+from kvpack.identity import CallSchedule
+from kvpack.layout import LayerKind
+from kvpack.publish import publish_new
+from kvpack.snapshot import Tile, TileSpec
+from node.binding import PackBinding
+from node.engine_thread import EngineThread
+from node.errors import SessionStateError
+from node.migration.feed import seal_item
+from node.migration.tape import Item, Tape
+from node.packs import SavedPack, manifest_blob, state_bytes
+from node.session import Session
+
+if TYPE_CHECKING:
+    from engine import Generation
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class HeldCut:
+    """A session at one position, as far as it has to be copied.
+
+    Attributes:
+        tape: What the pack holds, in order.
+        generation: Where rows of full layers are read later.
+        token_ids: All tokens known at the cut: the user's text.
+        states: Plaintext of the SESSION and SAMPLER chunks.
+        schedule: The calls that computed the rows.
+        windows: The tiles of rings.
+    """
+
+    tape: Tape
+    generation: Generation
+    token_ids: list[int]
+    states: Mapping[ChunkClass, bytes]
+    schedule: CallSchedule
+    windows: Mapping[Item, Tile]
+
+    @property
+    def position(self) -> int:
+        """Tokens of the cut."""
+        return self.tape.cut or 0
+
+
+async def cut_now(engine: EngineThread, binding: PackBinding, session: Session) -> HeldCut:
+    """Cut a session that the caller holds and that has no backlog.
+
+    Raises:
+        SessionStateError: Nothing is computed yet.
+    """
+    position = session.position
+    if not 0 < position < session.next_index:
+        raise SessionStateError(
+            f"session {session.session_id}: nothing to save: {position} tokens are computed"
+        )
+    tape = Tape.known(binding.layout, position)
+    generation = session.generation
+    windows: dict[Item, Tile] = {}
+    for item in tape.items:
+        if isinstance(item, TileSpec) and item.kind is LayerKind.SWA:
+            windows[item] = await engine.call(generation.read_tile, item)
+    states, ids = state_bytes(session, position), list(session.token_ids[: position + 1])
+    return HeldCut(tape, generation, ids, states, generation.schedule, windows)
+
+
+async def write_cut(
+    engine: EngineThread, binding: PackBinding, cut: HeldCut, path: Path
+) -> SavedPack:
+    """Write a cut as a new pack; durable on return. The session may go on meanwhile.
+
+    Raises:
+        PublishError: The name exists, or the disk refuses. Nothing is visible.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        publication = publish_new(path)
+        sink = await asyncio.to_thread(publication.__enter__)
+
+        async def leave(*raised: object) -> bool | None:
+            return await asyncio.to_thread(publication.__exit__, *raised)  # type: ignore[arg-type]
+
+        stack.push_async_exit(leave)
+        writer = BundleWriter(sink, binding.key, binding.header_bytes)
+        for item in cut.tape.items:
+            tile = await _tile(engine, cut, item)
+            await asyncio.to_thread(_add, writer, binding, cut, item, tile)
+        blob = manifest_blob(binding, cut.position, cut.schedule, writer.references)
+        await asyncio.to_thread(writer.finish, blob)
+        file_bytes = sink.written_bytes
+    return SavedPack(path, file_bytes, cut.position)
+
+
+async def _tile(engine: EngineThread, cut: HeldCut, item: Item) -> Tile | None:
+    if not isinstance(item, TileSpec):
+        return None
+    kept = cut.windows.get(item)
+    return kept if kept is not None else await engine.call(cut.generation.read_tile, item)
+
+
+def _add(
+    writer: BundleWriter, binding: PackBinding, cut: HeldCut, item: Item, tile: Tile | None
+) -> None:
+    writer.add(seal_item(binding, cut.token_ids, cut.states, item, tile))
