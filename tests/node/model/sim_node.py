@@ -21,6 +21,9 @@ from node.pb.v1 import migration_pb2 as pb
 from node.recover import recover
 from node.sessions import Sessions
 
+#: The session that is moved about.
+SESSION = "s"
+
 WRITES = frozenset({"claim", "transfer", "release"})
 
 
@@ -48,6 +51,8 @@ class SimDirectory:
         async def asked(*args, **kwargs):
             sim = self._sim
             await sim.step()
+            if sim.chance("vanish"):
+                sim.vanish()
             if sim.chance("away"):
                 raise DirectoryError("simulated: the directory is away")
             if name in WRITES and sim.chance("late write"):

@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import random
 from pathlib import Path
 
 from kvpack.errors import KvpackError
+from model.sim_ends import Ended, check
 from model.sim_loop import CURRENT, Dead, VirtualLoop, patched, spawn
-from model.sim_node import ADDRESS, SimEngine, SimNode
+from model.sim_node import ADDRESS, SESSION, SimEngine, SimNode
+from model.sim_twin import Twin
 from node.binding import PackBinding
-from node.directory import Ownership
 from node.directory_sqlite import SqliteDirectory
 from node.errors import SessionStateError
 from node.migration.source import Order
 from node.session import Session
 
 NODES = ("a", "b", "c")
-SESSION = "s"
 
 #: Chances of each fault, by the place where it is drawn.
 CHANCES = {
     "crash": 0.006, "lost": 0.05, "late": 0.04, "double": 0.05, "unanswered": 0.05, "cut": 0.02,
     "away": 0.03, "reply": 0.05, "full": 0.03, "late write": 0.04, "journal": 0.03,
+    "vanish": 0.003,
 }  # fmt: skip
 
 #: Faults stop after so long, in virtual seconds; then leases and patience may run out.
@@ -40,50 +40,6 @@ LOOK_S = 2.0
 
 #: Tokens given first: below, at and beyond the window of 16.
 PROMPTS = (3, 15, 16, 17, 33, 70)
-
-
-class Broken(Exception):
-    """A run that broke a promise."""
-
-
-class Twin:
-    """What a session of each prompt gives that never moves."""
-
-    def __init__(self, model) -> None:
-        self._model = model
-        self._sessions: dict[int, tuple[Session, dict[int, tuple[int, bytes]]]] = {}
-
-    def prompt(self, length: int) -> list[int]:
-        return [(31 + 7 * i + i * i) % 251 for i in range(length)]
-
-    def token(self, length: int, index: int) -> tuple[int, bytes]:
-        """The token at ``index``, and the digest of the logits it was chosen from."""
-        session, known = self._sessions.get(length) or self._begin(length)
-        while index not in known:
-            decoded = session.decode_next()
-            known[decoded.index] = (decoded.token_id, decoded.logits.digest())
-        return known[index]
-
-    def _begin(self, length: int):
-        model = self._model
-        session = Session("twin", None, model.new_generation(), vocab_size=model.vocab_size)
-        session.extend(self.prompt(length))
-        for call_tokens in session.backlog_calls():
-            session.prefill_next(call_tokens)
-        self._sessions[length] = (session, {})
-        return self._sessions[length]
-
-
-@dataclasses.dataclass(frozen=True)
-class Ended:
-    """What a run came to."""
-
-    owner: str
-    moves: int
-    moved: int
-    crashes: int
-    faults: int
-    lost: bool
 
 
 class Sim:
@@ -107,7 +63,7 @@ class Sim:
         self.copies: dict[str, str] = {}
         self.moves = self.moved = self.crashes = 0
         self._background: set[asyncio.Task] = set()
-        self._settled: asyncio.Task | None = None
+        self._hidden: tuple | None = None
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
@@ -146,7 +102,7 @@ class Sim:
     def crash(self, node: SimNode) -> None:
         """End a node's process now; it is started again after a while."""
         self.crashes += 1
-        if self._owner_now() == node.name:
+        if self.owner_now() == node.name:
             self.must = min(self.must, self.published)
         node.stop()
         self.background(self._restart(node))
@@ -173,11 +129,30 @@ class Sim:
 
     # --- What is watched from outside -----------------------------------------------------
 
-    def _owner_now(self) -> str:
-        row = self.directory._database._connection.execute(
-            "SELECT node FROM ownership WHERE session_id = ?", (SESSION,)
-        ).fetchone()
-        return row[0] if row else ""
+    def _entry(self) -> tuple | None:
+        connection = self.directory._database._connection
+        row = connection.execute("SELECT * FROM ownership WHERE session_id = ?", (SESSION,))
+        return row.fetchone()
+
+    def owner_now(self) -> str:
+        row = self._hidden or self._entry()
+        return row[1] if row else ""
+
+    def vanish(self) -> None:
+        """The directory loses the session's entry for a while."""
+        row = self._hidden or self._entry()
+        if self._hidden is None and row is not None:
+            self._hidden = row
+            self._write("DELETE FROM ownership WHERE session_id = ?", (SESSION,))
+            self.background(self._find_again())
+
+    async def _find_again(self) -> None:
+        await asyncio.sleep(self.random.uniform(0.1, 20.0))
+        row, self._hidden = self._hidden, None
+        self._write("INSERT INTO ownership VALUES (?, ?, ?, ?)", row)
+
+    def _write(self, statement: str, values: tuple) -> None:
+        self.directory._database.run(lambda connection: connection.execute(statement, values))
 
     def saw(self, name: str, args, answer) -> None:
         """A write of the directory happened: a commit publishes the cut."""
@@ -192,7 +167,7 @@ class Sim:
 
     async def dropping(self, name: str, session: Session) -> None:
         """A node drops the session: another one owns it by then, and has it on disk."""
-        owner = self._owner_now()
+        owner = self.owner_now()
         if session.session_id == SESSION and session.phase.value == "frozen":
             if owner == name:
                 self.broken.append(f"{name} released what it owns")
@@ -217,7 +192,7 @@ class Sim:
         await asyncio.sleep(FAULTS_S)
         self._faulty = False
         await self._quiet(clients)
-        ended = await self._check(clients)
+        ended = await check(self, clients)
         for node in self.nodes.values():
             node.stop()
         await self.directory.close()
@@ -235,7 +210,7 @@ class Sim:
                 return
 
     def _serving(self) -> SimNode | None:
-        node = self.nodes.get(self._owner_now())
+        node = self.nodes.get(self.owner_now())
         return node if node is not None and node.up else None
 
     async def _client(self) -> None:
@@ -245,18 +220,18 @@ class Sim:
             node = self._serving()
             if node is not None and SESSION in node.sessions and self.must:
                 with contextlib.suppress(KvpackError):
-                    await self._ask(node, 1)
+                    await self.ask(node, 1)
 
-    async def _ask(self, node: SimNode, count: int) -> None:
+    async def ask(self, node: SimNode, count: int) -> None:
         """Generate from what must be known on; every answer is compared with the twin's."""
-        session = await self._within(node, node.sessions.find(SESSION))
+        session = await self.within(node, node.sessions.find(SESSION))
         first = self.must or self.length
         answers, process = (
             node.sessions.generate(SESSION, session.token, first, count),
             node.process,
         )
         index = first
-        while (answer := await self._within(node, anext(answers, None))) is not None:
+        while (answer := await self.within(node, anext(answers, None))) is not None:
             if process is None or not process.alive:
                 return  # It crashed with the answer on its way.
             _, decoded = answer
@@ -267,7 +242,7 @@ class Sim:
             index += 1
             self.must = max(self.must, index)
 
-    async def _within(self, node: SimNode, work):
+    async def within(self, node: SimNode, work):
         """``work`` as a call into that node: where it crashes, the caller sees a broken link."""
 
         async def guarded():
@@ -293,7 +268,7 @@ class Sim:
             self.moves += 1
             with contextlib.suppress(KvpackError):
                 order = Order(target, ADDRESS, copy_as=copy_as)
-                await self._within(node, self._move(node, order))
+                await self.within(node, self._move(node, order))
                 self.moved += 1
                 if copy_as:
                     self.copies[copy_as] = target
@@ -303,77 +278,8 @@ class Sim:
         async for _ in node.moves.start(SESSION, session.token, (), order):
             pass
 
-    async def _check(self, clients) -> Ended:
-        if any(not client.done() for client in clients):
-            self.broken.append("a client or a move has not ended")
-        owner = self._owner_now()
-        holders = [n.name for n in self.nodes.values() if n.up and SESSION in n.sessions]
-        lost = False
-        if holders == [owner]:
-            try:
-                await self._ask(self.nodes[owner], 3)
-            except KvpackError as error:
-                self.broken.append(f"the owner {owner} does not serve: {error}")
-        elif not holders and self.must == 0:
-            lost = True  # never published: the stated loss bound
-        else:
-            self.broken.append(f"owner {owner}, held by {holders}, {self.must} tokens promised")
-        for copy_id, target in self.copies.items():
-            await self._check_copy(copy_id, target)
-        await self._check_leftovers(owner)
-        if self.broken:
-            raise Broken(f"seed {self.seed}: {'; '.join(self.broken)}; faults: {self.faults}")
-        return Ended(owner, self.moves, self.moved, self.crashes, len(self.faults), lost)
-
-    async def _check_copy(self, copy_id: str, target: str) -> None:
-        """A copy that was reported is there; one that was not is there whole, or not claimed."""
-        entry = await self.directory.owner(copy_id)
-        if not isinstance(entry, Ownership):
-            if target:
-                self.broken.append(f"{copy_id} was reported, and nobody owns it")
-            return
-        node = self.nodes[entry.node]
-        if copy_id not in node.sessions:
-            await self._check_claim(node, copy_id, target)
-            return
-        session = await self._within(node, node.sessions.find(copy_id))
-        known, first = list(session.token_ids), self.length
-        expected = [self.twin.token(first, index)[0] for index in range(first, len(known))]
-        decoded = session.decode_next()
-        bits = self.twin.token(first, decoded.index)
-        if known != self.twin.prompt(first) + expected or bits[1] != decoded.logits.digest():
-            self.broken.append(f"{copy_id}: wrong bits")
-
-    async def _check_claim(self, node: SimNode, copy_id: str, target: str) -> None:
-        """A claim that no directory took back is a name without a session: it can be opened."""
-        if target or not {"away", "reply", "late write"} & {
-            fault.split(":")[0] for fault in self.faults
-        }:
-            self.broken.append(f"{copy_id} is claimed by {node.name}, which does not have it")
-            return
-        node.stop()
-        await node.start()
-        try:
-            await self._within(node, node.sessions.open(copy_id))
-        except KvpackError as error:
-            self.broken.append(
-                f"{copy_id} is claimed by {node.name}, and cannot be opened: {error}"
-            )
-
-    async def _check_leftovers(self, owner: str) -> None:
-        for node in self.nodes.values():
-            if not node.up:
-                self.broken.append(f"{node.name} is not up in the end")
-                continue
-            if node.transfers.open_offers():
-                self.broken.append(f"{node.name} has an open transfer in the end")
-            known = {session.spool.name for session in node.sessions.page("", 9)[0]
-                     if session.spool is not None}  # fmt: skip
-            if left := {path.name for path in node.spool.iterdir()} - known:
-                self.broken.append(f"{node.name} has left over {sorted(left)}")
-        entry = await self.directory.owner(SESSION)
-        if not isinstance(entry, Ownership):
-            self.broken.append("nobody owns the session in the end")
+    def holders(self) -> list[str]:
+        return [node.name for node in self.nodes.values() if node.up and SESSION in node.sessions]
 
 
 def run_seed(seed: int, folder: Path, model, key, twin: Twin, chances=None) -> Ended:

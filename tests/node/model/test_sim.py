@@ -14,8 +14,10 @@ import pytest
 
 from engine import load_model
 from kvpack.keys import generate_key
+from model.sim_ends import Broken
 from model.sim_model import HashInstaller, HashModel
-from model.sim_run import Broken, Twin, run_seed
+from model.sim_run import run_seed
+from model.sim_twin import Twin
 from node.migration import inbound, source
 from node.migration.receiver import Receiver
 from node.migration.table import (
