@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from kvpack.errors import KvpackError
 from node.directory import NONCE_BYTES, Ownership, OwnershipToken, open_directory
 from node.errors import LeaseLiveError, PeerAnswerError
@@ -44,6 +46,7 @@ async def take_over(lab, session_id: str, token: OwnershipToken) -> Ownership:
     return record
 
 
+@pytest.mark.slow
 def test_a_node_that_was_paused_past_its_lease_serves_nothing_under_its_old_token(lab, nursery):
     async def work():
         node = NodeProcess(lab, "a", nursery)
