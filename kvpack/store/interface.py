@@ -76,6 +76,16 @@ class ObjectStore(Protocol):
     def place(self) -> str:
         """Where it is, for messages."""
 
+    def identity(self, proposal: bytes) -> bytes:
+        """The 16 bytes that name this place for ever; ``proposal`` where it had no name yet.
+
+        Of two callers that propose one prevails, and both get what it proposed. Durable on return.
+
+        Raises:
+            FormatError: ``proposal`` is not 16 bytes, or the place holds something else.
+            StoreFullError: No room. PublishError: the place refuses for another reason.
+        """
+
     def put_if_absent(self, objects: Sequence[ObjectData]) -> tuple[bool, ...]:
         """Store each object, or find that the same bytes are there already.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
@@ -30,6 +31,10 @@ from kvpack.store.records import CUT_BYTES_MAX, RECORD_BYTES_MAX
 
 FORMAT_NAME: Final = "format"
 LOCK_NAME: Final = "collector.lock"
+IDENTITY_NAME: Final = "identity"
+
+#: 16 bytes in hexadecimal, and a line feed.
+_IDENTITY_TEXT: Final = re.compile(rb"[0-9a-f]{32}\n")
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _COMPARE_BYTES: Final = 1 << 20
@@ -63,6 +68,20 @@ class LocalStore:
     def place(self) -> str:
         """How messages call it."""
         return self._place
+
+    def identity(self, proposal: bytes) -> bytes:
+        """See :class:`kvpack.store.interface.ObjectStore`."""
+        names.check_bytes("store.identity", proposal, names.IDENTITY_BYTES)
+        text = f"{proposal.hex()}\n".encode()
+        with contextlib.suppress(ConflictError), self.translated("", len(text)):
+            self.publish("", [ObjectData(IDENTITY_NAME, text)])
+        try:
+            found = self._disk.read("", IDENTITY_NAME, 0, len(text) + 1)
+        except OSError as error:
+            raise StoreError(f"{self._place}: {IDENTITY_NAME}: {error.strerror}") from error
+        if not _IDENTITY_TEXT.fullmatch(found):
+            raise FormatError("store.identity", "16 bytes in hexadecimal", f"{len(found)} bytes")
+        return bytes.fromhex(found.decode())
 
     def put_if_absent(self, objects: Sequence[ObjectData]) -> tuple[bool, ...]:
         """See :class:`kvpack.store.interface.ObjectStore`."""
@@ -285,7 +304,7 @@ def _folders_of(prefix: str) -> tuple[str, ...]:
 
 def _known_in(folder: str) -> tuple[str, ...]:
     if not folder:
-        return (*names.KINDS, FORMAT_NAME, LOCK_NAME)
+        return (*names.KINDS, FORMAT_NAME, IDENTITY_NAME, LOCK_NAME)
     return names.SHARDS if folder == names.SHARDED else ()
 
 

@@ -44,6 +44,7 @@ SHARDS: Final = tuple("0123456789abcdef")
 LINEAGE_BYTES: Final = 16
 WRITER_BYTES: Final = 16
 TAIL_BYTES: Final = 16
+IDENTITY_BYTES: Final = 16
 SEQUENCE_MAX: Final = (1 << 32) - 1
 STAMP_MAX: Final = (1 << 40) - 1
 
@@ -53,7 +54,7 @@ _PATTERNS: Final = {
     CHUNKS: _ID,
     PEER: f"{_ID}-{_ID}",
     CUTS: _ID,
-    HOLDS: f"{_SHORT}-[0-9a-f]{{7}}-[cpti]-{_ID}-[0-9a-f]{{10}}",
+    HOLDS: f"{_SHORT}-[0-9a-f]{{7}}-[cptim]-{_ID}-[0-9a-f]{{10}}",
     NODES: f"{_ID}-{_ID}",
     ENTRIES: f"[0-9a-f]/{_ID}-[0-9a-f]{{2}}-{_SHORT}-{_ID}",
     INTENTS: f"{_SHORT}-[0-9a-f]{{8}}",
@@ -143,12 +144,17 @@ def sweep_name(collector_id: bytes) -> str:
 
 
 class HoldKind(enum.Enum):
-    """Why a cut was made. The retention rule asks for it."""
+    """Why a cut was made. The retention rule asks for it.
+
+    MOVED: the session itself lies here and nowhere else. Only whoever takes it away again deletes
+    such a hold; no collector does, however short room is.
+    """
 
     CADENCE = "c"
     PROMPT = "p"
     TURN = "t"
     IMPORT = "i"
+    MOVED = "m"
 
 
 @dataclass(frozen=True, slots=True)

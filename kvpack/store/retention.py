@@ -60,8 +60,8 @@ def retained(
 ) -> frozenset[Hold]:
     """Which holds of one lineage stay: the newest cut, the last turn ends, the power-of-two cuts.
 
-    Imports stay until room is short: somebody asked for them. Of several holds on one cut the last
-    stands for all.
+    Imports stay until room is short: somebody asked for them. A session that was moved here stays.
+    Of several other holds on one cut the last stands for all.
 
     Args:
         holds: All holds of one session.
@@ -69,7 +69,9 @@ def retained(
         turns_kept: How many turn ends.
     """
     latest: dict[tuple[int, bytes], Hold] = {}
-    for hold in sorted(holds, key=_age):
+    every = sorted(holds, key=_age)
+    moved = frozenset(hold for hold in every if hold.kind is HoldKind.MOVED)
+    for hold in (hold for hold in every if hold not in moved):
         earlier = latest.get((hold.position, hold.cut_id))
         if earlier is None or _rank(hold) >= _rank(earlier):
             latest[hold.position, hold.cut_id] = hold
@@ -78,16 +80,19 @@ def retained(
     keep = {*ordered[-1:], *turns[len(turns) - min(turns_kept, len(turns)) :]}
     keep |= {hold for hold in ordered if is_power_of_two_cut(hold.position, cadence_tokens)}
     keep |= {hold for hold in ordered if hold.kind is HoldKind.IMPORT}
-    return frozenset(keep)
+    return moved | keep
 
 
 def eviction_order(holds: Iterable[Hold]) -> Sequence[Hold]:
     """Who goes first when room is short: what was made or used longest ago.
 
+    A session that was moved here goes never: it is nowhere else.
+
     Among holds of one moment the shallower goes first: the deeper cut holds all of its rows but a
     window, and is the session's state.
     """
-    return sorted(holds, key=lambda hold: (hold.stamp, hold.position, hold.lineage, hold.cut_id))
+    found = (hold for hold in holds if hold.kind is not HoldKind.MOVED)
+    return sorted(found, key=lambda hold: (hold.stamp, hold.position, hold.lineage, hold.cut_id))
 
 
 def _age(hold: Hold) -> tuple[int, int, bytes]:

@@ -32,6 +32,10 @@ class ToldStore:
         """Where it is, for messages."""
         return self._store.place
 
+    def identity(self, proposal: bytes) -> bytes:
+        """As :meth:`ObjectStore.identity`."""
+        return self._store.identity(proposal)
+
     def put_if_absent(self, objects: Sequence[ObjectData]) -> tuple[bool, ...]:
         """As :meth:`ObjectStore.put_if_absent`."""
         created = self._store.put_if_absent(objects)

@@ -18,6 +18,12 @@ class MemoryStore:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self._busy = False
+        self._identity = b""
+
+    def identity(self, proposal: bytes) -> bytes:
+        names.check_bytes("store.identity", proposal, names.IDENTITY_BYTES)
+        self._identity = self._identity or proposal
+        return self._identity
 
     def put_if_absent(self, objects: Sequence[ObjectData]) -> tuple[bool, ...]:
         created = []

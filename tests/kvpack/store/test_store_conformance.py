@@ -200,3 +200,12 @@ def test_a_session_is_saved_found_restored_collected_and_forgotten(store: Object
     apply_gc(store, plan_gc(store, NOW), NOW, b"c" * 16, lambda: None)
     assert list(list_cuts(store)) == []
     assert all(list_all(store, f"{kind}/") == [] for kind in names.KINDS)
+
+
+def test_a_place_takes_the_first_name_that_is_proposed_and_keeps_it(store: ObjectStore) -> None:
+    first, second = b"a" * 16, b"b" * 16
+    assert store.identity(first) == first
+    assert store.identity(second) == first
+    assert store.irregular() == ()
+    with pytest.raises(FormatError, match="identity"):
+        store.identity(b"short")

@@ -292,3 +292,14 @@ def test_records_refuse_cuts_and_appended_bytes() -> None:
             decode_record(wrong)
     with pytest.raises(FormatError):
         Record(State.OPEN, completions=("holds/x",))
+
+
+def test_a_session_that_was_moved_into_the_store_is_not_evicted(store: MemoryStore) -> None:
+    moved = save(store, Session(IDS), 512, lineage=b"a" * 16, kind=HoldKind.MOVED)
+    other = Session(token_ids(512, seed=2))
+    save(store, other, 512, lineage=b"b" * 16, now=NOW + 5)
+    plan = plan_gc(store, NOW + 10, GcPolicy(Budget(100, 0)))
+    assert plan.excess_bytes > 0
+    apply_gc(store, plan, NOW + 10, b"c" * 16, lambda: None)
+    assert [cut.cut_id for cut in list_cuts(store)] == [moved]
+    assert list(check_store(store, KEYRING, deep=True)) == []

@@ -102,6 +102,13 @@ def test_imports_stay_and_a_later_hold_stands_for_an_earlier_one_on_the_same_cut
     assert turn in retained([turn, used, hold(9000)], 2048)
 
 
+def test_a_session_that_was_moved_here_stays_however_short_room_is() -> None:
+    moved, again = hold(300, HoldKind.MOVED, stamp=1), hold(300, HoldKind.CADENCE, stamp=2)
+    deeper = hold(9000, stamp=3)
+    assert retained([moved, again, deeper], 2048) == {moved, deeper}
+    assert list(eviction_order([moved, again, deeper])) == [again, deeper]
+
+
 @given(st.lists(st.tuples(st.integers(0, 70), st.sampled_from(HoldKind), st.integers(0, 5))))
 def test_what_is_retained_is_stable_and_never_loses_the_newest(found) -> None:
     holds = [hold(p * 256, kind, stamp) for p, kind, stamp in found]
