@@ -149,3 +149,18 @@ def close(session_id: str, node: str, credentials: Path) -> None:
     from node.migrate import close_session
 
     _run(close_session(session_id, node, credentials))
+
+
+@session.command("cancel-move")
+@click.argument("session_id", metavar="SESSION")
+@_NODE
+@_CREDENTIALS
+def cancel_command(session_id: str, node: str, credentials: Path) -> None:
+    """End a move of SESSION that is under way; it goes on where it is.
+
+    Closing the terminal of kvnode migrate does not end a move. From the moment of the hand-over
+    it cannot be ended: the directory then decides who owns the session.
+    """
+    from node.migrate import cancel_move
+
+    _run(cancel_move(session_id, node, credentials))

@@ -106,6 +106,11 @@ class NodeClient:
         reply: pb.SaveReply = await self._call(self._stub.Save, request, WORK_S)
         return reply
 
+    async def cancel_move(self, session: pb.SessionReply) -> None:
+        """End a move of the session that is under way there."""
+        request = pb.CancelMoveRequest(session_id=session.session_id, token=session.token)
+        await self._call(self._stub.CancelMove, request, LOOK_S)
+
     async def close_session(self, session: pb.SessionReply) -> None:
         """Give the session up."""
         request = pb.CloseRequest(session_id=session.session_id, token=session.token)

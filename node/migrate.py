@@ -235,3 +235,11 @@ async def close_session(session_id: str, node: str, credentials_dir: Path) -> in
     async with FollowingClient(credentials_dir, name, address) as following:
         await following.client.close_session(await following.find(session_id))
     return EXIT_GOOD
+
+
+async def cancel_move(session_id: str, node: str, credentials_dir: Path) -> int:
+    """End a move that is under way."""
+    name, address = place(node, credentials_dir)
+    async with NodeClient(credentials_dir, name, address) as client:
+        await client.cancel_move(await client.get(session_id))
+    return EXIT_GOOD

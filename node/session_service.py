@@ -170,6 +170,13 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 yield pb.MigrateEvent(result=_result(event))
 
     @_answering
+    async def CancelMove(
+        self, request: pb.CancelMoveRequest, context: _Context
+    ) -> pb.CancelMoveReply:
+        self._moves.cancel(request.session_id, token_value(request.token))
+        return pb.CancelMoveReply()
+
+    @_answering
     async def Save(self, request: pb.SaveRequest, context: _Context) -> pb.SaveReply:
         sessions = self._sessions
         async with sessions.hold(request.session_id, token_value(request.token)) as session:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final
@@ -15,6 +16,8 @@ from typing import Final
 from node.binding import PackBinding
 from node.directory import OwnershipToken
 from node.errors import SessionFrozenError, SessionStateError
+from node.migration.feed import Feed
+from node.migration.producer import Producer
 from node.migration.source import Move, Moved, Order, Progress, Source
 from node.migration.tape import Tape
 
@@ -36,7 +39,7 @@ class Moves:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._tasks: set[asyncio.Task[Moved]] = set()
-        self._moving: set[str] = set()
+        self._under_way: dict[str, Move | None] = {}
 
     @property
     def source(self) -> Source:
@@ -47,6 +50,11 @@ class Moves:
     def binding(self) -> PackBinding:
         """What this node's packs are bound to."""
         return self._source.binding
+
+    @property
+    def under_way(self) -> tuple[str, ...]:
+        """Sessions that are being moved."""
+        return tuple(sorted(self._under_way))
 
     async def start(
         self,
@@ -123,19 +131,47 @@ class Moves:
                     f"session {session_id}: {session.next_index} tokens are known; "
                     "a move needs a row and a boundary token"
                 )
-            return await Move(self._source, session, order, tape, freeze, report).run()
+            producer = Producer(engine, self.binding, session, tape, freeze)
+            move = Move(self._source, session, order, functools.partial(Feed, producer), report)
+            if not order.copy_as:
+                self._under_way[session_id] = move
+            return await move.run()
+
+    def cancel(self, session_id: str, token: OwnershipToken) -> None:
+        """End the move of a session that still serves here. Copies end by themselves.
+
+        Raises:
+            SessionStateError: No move of it is under way, or its hand-over has begun.
+            StaleTokenError: ``token`` is not what this node owns the session by.
+        """
+        move = self._under_way.get(session_id)
+        if move is None:
+            raise SessionStateError(f"session {session_id}: no move of it is under way")
+        self._source.sessions.require_token(move.session, token)
+        move.cancel()
 
     @contextlib.contextmanager
     def _one_move(self, session_id: str) -> Iterator[None]:
-        if session_id in self._moving:
+        if session_id in self._under_way:
             raise SessionStateError(f"session {session_id}: a move of it is under way")
-        self._moving.add(session_id)
+        self._under_way[session_id] = None
         try:
             yield
         finally:
-            self._moving.discard(session_id)
+            del self._under_way[session_id]
 
     def _ended(self, task: asyncio.Task[Moved]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
+        if task.cancelled():
+            return
+        if task.exception() is not None:
             log.info("a move ended: %s", task.exception())
+            return
+        moved = task.result()
+        times = moved.timeline
+        log.info(
+            "session %s: on %s, %d tokens, %d B of payload, %d B held there, hidden %.4f, "
+            "exposed %.4f s, opened again %d times",
+            moved.session_id, moved.order.target, moved.position, times.payload_bytes,
+            times.held_bytes, times.hidden_fraction, times.exposed_handover_s, times.resumed,
+        )  # fmt: skip

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Final
 from kvpack.bundle import parse_token_ids
 from kvpack.chunk import (
     ChunkClass,
+    ChunkHeader,
     ChunkReference,
     OpenedChunk,
     open_chunk,
-    parse_chunk,
+    open_parsed,
+    parse_object,
     tile_of,
 )
 from kvpack.errors import LayoutMismatchError
@@ -94,6 +96,7 @@ class Receiver:
         self._manifest = b""
         self._cut = None if offer.growing else offer.position
         self._held = held
+        self._scratch = bytearray()
 
     @classmethod
     async def begin(
@@ -167,20 +170,55 @@ class Receiver:
                 UnknownKeyError, IdentityMismatchError and LayoutMismatchError.
             PublishError: The disk is full.
         """
-        where = f"chunks[{self.objects}]"
-        reference = parse_chunk(piece)
-        self._check_new(reference, where)
+        header = self._parse_new(piece)
         # To a thread and back takes as long as opening 2 MiB; only a disk may take any time.
-        spools = self._spool.blocks
         opened = (
-            await asyncio.to_thread(self._open_and_place, piece, where)
-            if spools
-            else self._open_and_place(piece, where)
+            await asyncio.to_thread(self._open_and_place, header, piece)
+            if self._spool.blocks
+            else self._open_and_place(header, piece)
         )
         if isinstance(opened, Tile):
             await self._engine.call(self._scatter, opened)
-        elif reference.has_rows:
-            pass  # They are where they belong.
+        self._note(header.reference, opened)
+
+    def take_at_once(self, piece: Piece) -> bool:
+        """Take one chunk object now, if there is nothing to wait for: neither disk nor engine.
+
+        Returns:
+            Whether it was taken; if not, nothing has happened and :meth:`take_piece` takes it.
+
+        Raises:
+            KvpackError: As :meth:`take`.
+        """
+        if self._spool.blocks or not isinstance(piece, memoryview):
+            return False
+        header = self._parse_new(piece)
+        if not self._has_room(header.reference):
+            return False
+        self._note(header.reference, self._open_and_place(header, piece))
+        return True
+
+    def _parse_new(self, piece: memoryview) -> ChunkHeader:
+        header = parse_object(piece)
+        self._check_new(header.reference, self._where)
+        return header
+
+    @property
+    def _where(self) -> str:
+        """Name of the next chunk in errors."""
+        return f"chunks[{self.objects}]"
+
+    def _has_room(self, reference: ChunkReference) -> bool:
+        """Whether memory for its rows was taken: the engine takes more, nobody else."""
+        if self._cut is not None or not reference.has_rows:
+            return True
+        end_position = reference.first_position + reference.token_count
+        return end_position <= self._require_installer().position
+
+    def _note(self, reference: ChunkReference, opened: OpenedChunk | Tile) -> None:
+        """Keep what the opened chunk says, but for rows, which are where they belong."""
+        if isinstance(opened, Tile) or reference.has_rows:
+            pass
         elif reference.chunk_class is ChunkClass.TOKEN_IDS:
             self._token_ids[reference.first_position] = parse_token_ids(opened)
         elif reference.chunk_class is ChunkClass.SAMPLER:
@@ -277,20 +315,27 @@ class Receiver:
         ):
             raise InventoryError(f"{where}: token ids beyond the cut, or twice")
 
-    def _open_and_place(self, piece: memoryview, where: str) -> OpenedChunk | Tile:
+    def _open_and_place(self, header: ChunkHeader, piece: memoryview) -> OpenedChunk | Tile:
         """Open a chunk, spool it, and copy its rows to where they belong.
 
         Rows are copied by whoever opened them: a session that decodes here does not wait for
-        another one's. Only memory is the engine's to take, so rows without room are given back.
+        another one's. Only memory is the engine's to take, so rows without room are given back;
+        those lie in the scratch buffer, which the next chunk overwrites.
         """
-        opened = open_chunk(self._binding.context, piece, where)
+        reference, scratch = header.reference, None
+        if reference.has_rows:
+            # Fresh memory for every chunk would be zeroed before it is written.
+            if len(self._scratch) < reference.encoded_bytes:
+                self._scratch = bytearray(reference.encoded_bytes)
+            scratch = self._scratch
+        opened = open_parsed(self._binding.context, header, piece, self._where, scratch)
         self._spool.add(piece)
-        if not opened.reference.has_rows:
+        if not reference.has_rows:
             return opened
-        tile, installer = tile_of(self._binding.layout, opened), self._require_installer()
-        if self._cut is None and tile.spec.end_position > installer.position:
+        tile = tile_of(self._binding.layout, opened)
+        if not self._has_room(reference):
             return tile
-        installer.scatter(tile)
+        self._require_installer().scatter(tile)
         return opened
 
     def _gate(self, inventory: Inventory) -> CallSchedule:

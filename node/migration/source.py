@@ -20,10 +20,9 @@ from typing import Any, Final
 
 import grpc.aio
 
-from kvpack.chunk import ChunkClass, seal_component, seal_token_ids
+from kvpack.chunk import ChunkClass, seal_component
 from kvpack.errors import KvpackError
 from kvpack.layout import LayerKind
-from kvpack.limits import GRID_TOKENS
 from kvpack.wire import encode_numerics
 from node import fault_points
 from node.binding import PackBinding
@@ -35,6 +34,7 @@ from node.errors import (
     NodeError,
     PeerAnswerError,
     PeerUnavailableError,
+    SessionStateError,
     StaleTokenError,
     TransferFailedError,
 )
@@ -42,7 +42,6 @@ from node.migration import wire
 from node.migration.feed import Fed, Feed, Holding
 from node.migration.journal import Journal
 from node.migration.table import COPY, SOURCE, Machine, SourceEffect, SourceEvent, SourceState
-from node.migration.tape import Tape
 from node.migration.timeline import TargetTimes, Timeline
 from node.packs import manifest_blob
 from node.pb.v1 import migration_pb2 as pb
@@ -131,15 +130,18 @@ class Moved:
     objects: int
 
 
+#: Makes the stream of one transfer, given whom to tell what was sent, and that it was.
+Feeding = Callable[[Timeline, Callable[[], None]], Feed]
+
+
 class Move:
     """One move or copy of one session. ``run`` is called once.
 
     Args:
         source: This node.
-        session: The session; held by the caller where ``tape`` is closed.
+        session: The session; held by the caller where the tape is closed.
         order: What is asked for.
-        tape: What is sent; open for a session that is live.
-        freeze: Holds a live session for the rest of the move.
+        feeding: Makes the stream, of this transfer alone or of one of several.
         report: Told of progress.
     """
 
@@ -148,8 +150,7 @@ class Move:
         source: Source,
         session: Session,
         order: Order,
-        tape: Tape,
-        freeze: Callable[[], Awaitable[bool]],
+        feeding: Feeding,
         report: Callable[[Progress], None],
     ) -> None:
         self._source = source
@@ -159,11 +160,10 @@ class Move:
         self._machine = Machine(COPY if order.copy_as else SOURCE, SourceState.IDLE)
         self._timeline = Timeline(time.monotonic())
         self._meter = wire.Meter()
-        self._feed = Feed(
-            source.engine, source.binding, session, tape, freeze, self._timeline,
-            self._report_progress,
-        )  # fmt: skip
+        self._feed = feeding(self._timeline, self._report_progress)
         self._patience = Patience(RESUME_S)
+        self._streaming: asyncio.Task[Fed] | None = None
+        self._cancelled = False
         self._request: pb.PrepareRequest | None = None
         self._holding = Holding()
         self._fed: Fed | None = None
@@ -192,6 +192,26 @@ class Move:
     def state(self) -> SourceState:
         """Where the move stands."""
         return self._machine.state
+
+    @property
+    def session(self) -> Session:
+        """What is moved."""
+        return self._session
+
+    def cancel(self) -> None:
+        """End the move while the session still serves here. The target is told at once.
+
+        Raises:
+            SessionStateError: Too late: the hand-over has begun, and the directory decides.
+        """
+        if self._machine.state not in (SourceState.PREPARING, SourceState.STREAMING):
+            raise SessionStateError(
+                f"session {self._session.session_id}: its move is {self._machine.state.value}; "
+                "too late to cancel"
+            )
+        self._cancelled = True
+        if self._streaming is not None:
+            self._streaming.cancel()
 
     async def run(self) -> Moved:
         """Move the session, or leave it serving here.
@@ -240,6 +260,8 @@ class Move:
         self._report_progress()
         try:
             again = self._request is not None
+            if self._cancelled:
+                return self._failed(_cancelled(), SourceEvent.PREPARE_FAILED)
             if again:
                 await self._patience.wait()
                 await self._reconnect()
@@ -247,6 +269,8 @@ class Move:
             fault_points.reach("source.prepare.before")
             reply = await self._ask(self._stub.prepare, request, PREPARE_S)
             fault_points.reach("source.prepare.after")
+            if reply.received_objects > self._holding.received:
+                self._patience.renew()
             self._holding = Holding(reply.received_objects, frozenset(reply.held_seal_ids))
         except PeerUnavailableError as error:
             if again and self._patience.left():
@@ -254,6 +278,8 @@ class Move:
             return self._failed(error, SourceEvent.PREPARE_FAILED)
         except NodeError as error:
             return self._failed(error, SourceEvent.PREPARE_FAILED)
+        if self._cancelled:
+            return self._failed(_cancelled(), SourceEvent.PREPARE_FAILED)
         self._timeline.resumed += again
         self._compatible = reply.continuation == pb.CONTINUATION_COMPATIBLE
         return SourceEvent.PREPARED
@@ -271,32 +297,27 @@ class Move:
             position=max(1, session.position) if tape.cut is None else tape.cut,
             accept_compatible=order.accept_compatible,
             growing=tape.growing,
-            token_chunks=self._token_chunks(),
+            token_chunks=self._feed.token_chunks(),
         )
         if not order.copy_as:
             request.token.CopyFrom(wire.token_message(session.token))
         return request
-
-    def _token_chunks(self) -> list[bytes]:
-        """All known tokens, by which the target finds what it holds of the rows before them."""
-        known = self._session.token_ids
-        if len(known) <= GRID_TOKENS:
-            return []
-        return [chunk.object for chunk in seal_token_ids(self._source.binding.context, known)]
 
     @property
     def _transfer(self) -> pb.TransferRef:
         return pb.TransferRef() if self._request is None else self._request.transfer
 
     async def _stream(self) -> SourceEvent:
-        sent = len(self._timeline.sent)
+        self._streaming = asyncio.ensure_future(
+            self._feed.run(self._stub, self._transfer, self._order.target, self._holding)
+        )
         try:
-            self._fed = await self._feed.run(
-                self._stub, self._transfer, self._order.target, self._holding
-            )
+            self._fed = await self._streaming
+        except asyncio.CancelledError:
+            if not self._cancelled:
+                raise
+            return self._failed(_cancelled(), SourceEvent.PUSH_FAILED)
         except PeerUnavailableError as error:
-            if len(self._timeline.sent) > sent:
-                self._patience.renew()
             why = await self._why(error)
             if why is error and self._patience.left():
                 log.warning("move of %s: the link broke: %s", self._session.session_id, error)
@@ -484,6 +505,10 @@ class Move:
                 + tape.state_bytes(LayerKind.SWA),
             )
         )
+
+
+def _cancelled() -> TransferFailedError:
+    return TransferFailedError("cancelled")
 
 
 class Patience:

@@ -212,7 +212,8 @@ class Transfers:
         with inbound.stream() as number:
             inbound.step(TargetEvent.PIECE)
             async for piece in pieces:
-                await _to_the_end(self._take(inbound, number, piece))
+                if not await self._take_at_once(inbound, number, piece):
+                    await _to_the_end(self._take(inbound, number, piece))
         return inbound.receiver.objects
 
     async def seal(self, key: TransferKey, inventory: Inventory) -> int:
@@ -453,6 +454,22 @@ class Transfers:
         except DirectoryError as error:
             # It stays claimed by this node, without a state, until its id is opened here again.
             log.error("%s: the claim of %s stays: %s", offer.key, offer.session_id, error)
+
+    async def _take_at_once(self, inbound: Inbound, number: int, piece: Piece) -> bool:
+        """Take a piece that needs no waiting, and so no task that would outlive a hang-up."""
+        if inbound.lock.locked():
+            return False
+        inbound.require_stream(number)
+        inbound.step(TargetEvent.PIECE)
+        try:
+            return inbound.receiver.take_at_once(piece)
+        except KvpackError as error:
+            await _to_the_end(self._refuse(inbound, error))
+            raise
+
+    async def _refuse(self, inbound: Inbound, error: KvpackError) -> None:
+        async with inbound.lock:
+            await self._give_up(inbound, TargetEvent.PIECE_BAD, error)
 
     async def _take(self, inbound: Inbound, number: int, piece: Piece) -> None:
         async with inbound.lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import time
 
 import pytest
 from node_support import SECONDS, HandSource, events, move, prompt, refusal, run
@@ -12,6 +13,7 @@ from node_support import SECONDS, HandSource, events, move, prompt, refusal, run
 from kvpack.layout import LayerKind
 from node.client import NodeClient
 from node.config import Address
+from node.errors import PeerAnswerError
 from node.migration import source as source_module
 from node.migration.spool import private_paths
 from node.migration.wire import encode_held, transfer_ref
@@ -260,3 +262,58 @@ def test_an_older_stream_cannot_mix_with_the_one_after_a_new_prepare(world):
         return await call
 
     run(work())
+
+
+def test_a_move_that_is_cancelled_frees_the_target_at_once_and_the_session_goes_on(world):
+    """The link carries little and then nothing, so that the move is in its stream for long."""
+
+    async def work():
+        async with world.pair() as (source, giving, target, _):
+            session = await giving.append(await giving.open("s"), prompt(3000))
+            link = Slow(target.address, 60_000)
+            async with link.open() as address:
+                moving = asyncio.create_task(move(giving, at(target, address), session))
+                while not link.is_full:
+                    await asyncio.sleep(0.01)
+                with pytest.raises(PeerAnswerError) as twice:
+                    await move(giving, at(target, address), session)
+                assert twice.value.peer_reason == "session_state"
+                start = time.monotonic()
+                link.let_go()
+                await giving.cancel_move(session)
+                with pytest.raises(PeerAnswerError, match="cancelled; the session stays"):
+                    await moving
+                assert not target.transfers.open_offers()
+                assert world.spool("target") == []
+                assert time.monotonic() - start < 1.0
+                with pytest.raises(PeerAnswerError) as nothing:
+                    await giving.cancel_move(session)
+                assert nothing.value.peer_reason == "session_state"
+            assert source.moves.under_way == ()
+            twin = await giving.append(await giving.open("twin"), prompt(3000))
+            session = await giving.get("s")
+            assert await events(giving, session, 3000, 8) == await events(giving, twin, 3000, 8)
+
+    run(work())
+
+
+class Slow(Link):
+    """A link that stops carrying after a number of bytes, until it is let go."""
+
+    def __init__(self, target: Address, most: int) -> None:
+        super().__init__(target, ())
+        self._most = most
+        self._gate = asyncio.Event()
+        self.is_full = False
+
+    def let_go(self) -> None:
+        self._gate.set()
+
+    async def _carry(self, reader, writer, budget):
+        while data := await reader.read(1 << 14):
+            self.carried += len(data)
+            if self.carried > self._most:
+                self.is_full = True
+                await self._gate.wait()
+            writer.write(data)
+            await writer.drain()

@@ -507,6 +507,44 @@ class MigrateRequest(_message.Message):
 Global___MigrateRequest: _TypeAlias = MigrateRequest  # noqa: Y015
 
 @_typing.final
+class CancelMoveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    @_builtins.property
+    def token(self) -> _ownership_pb2.OwnershipToken: ...
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        token: _ownership_pb2.OwnershipToken | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelMoveRequest: _TypeAlias = CancelMoveRequest  # noqa: Y015
+
+@_typing.final
+class CancelMoveReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelMoveReply: _TypeAlias = CancelMoveReply  # noqa: Y015
+
+@_typing.final
 class MigrateEvent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

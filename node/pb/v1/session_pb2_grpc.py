@@ -81,6 +81,11 @@ class SessionStub:
                 request_serializer=node_dot_pb_dot_v1_dot_session__pb2.MigrateRequest.SerializeToString,
                 response_deserializer=node_dot_pb_dot_v1_dot_session__pb2.MigrateEvent.FromString,
                 _registered_method=True)
+        self.CancelMove = channel.unary_unary(
+                '/node.v1.Session/CancelMove',
+                request_serializer=node_dot_pb_dot_v1_dot_session__pb2.CancelMoveRequest.SerializeToString,
+                response_deserializer=node_dot_pb_dot_v1_dot_session__pb2.CancelMoveReply.FromString,
+                _registered_method=True)
         self.Save = channel.unary_unary(
                 '/node.v1.Session/Save',
                 request_serializer=node_dot_pb_dot_v1_dot_session__pb2.SaveRequest.SerializeToString,
@@ -157,6 +162,13 @@ class SessionServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CancelMove(self, request, context):
+        """Ends a move of a session that still serves here; its target is told at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Save(self, request, context):
         """Writes the session as a new .kvpack into the node's data folder.
         """
@@ -218,6 +230,11 @@ def add_SessionServicer_to_server(servicer, server):
                     servicer.Migrate,
                     request_deserializer=node_dot_pb_dot_v1_dot_session__pb2.MigrateRequest.FromString,
                     response_serializer=node_dot_pb_dot_v1_dot_session__pb2.MigrateEvent.SerializeToString,
+            ),
+            'CancelMove': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelMove,
+                    request_deserializer=node_dot_pb_dot_v1_dot_session__pb2.CancelMoveRequest.FromString,
+                    response_serializer=node_dot_pb_dot_v1_dot_session__pb2.CancelMoveReply.SerializeToString,
             ),
             'Save': grpc.unary_unary_rpc_method_handler(
                     servicer.Save,
@@ -475,6 +492,33 @@ class Session:
             '/node.v1.Session/Migrate',
             node_dot_pb_dot_v1_dot_session__pb2.MigrateRequest.SerializeToString,
             node_dot_pb_dot_v1_dot_session__pb2.MigrateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelMove(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/node.v1.Session/CancelMove',
+            node_dot_pb_dot_v1_dot_session__pb2.CancelMoveRequest.SerializeToString,
+            node_dot_pb_dot_v1_dot_session__pb2.CancelMoveReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,8 @@ class SessionStub:
     """Tokens as the session's sampling chooses them. Those from resume_index on that are already known are sent again first."""
     Migrate: _grpc.UnaryStreamMultiCallable[_session_pb2.MigrateRequest, _session_pb2.MigrateEvent]
     """Prefills the given tokens and hands the session over to another node meanwhile."""
+    CancelMove: _grpc.UnaryUnaryMultiCallable[_session_pb2.CancelMoveRequest, _session_pb2.CancelMoveReply]
+    """Ends a move of a session that still serves here; its target is told at once."""
     Save: _grpc.UnaryUnaryMultiCallable[_session_pb2.SaveRequest, _session_pb2.SaveReply]
     """Writes the session as a new .kvpack into the node's data folder."""
     Close: _grpc.UnaryUnaryMultiCallable[_session_pb2.CloseRequest, _session_pb2.CloseReply]
@@ -75,6 +77,8 @@ class SessionAsyncStub(SessionStub):
     """Tokens as the session's sampling chooses them. Those from resume_index on that are already known are sent again first."""
     Migrate: _aio.UnaryStreamMultiCallable[_session_pb2.MigrateRequest, _session_pb2.MigrateEvent]  # type: ignore[assignment]
     """Prefills the given tokens and hands the session over to another node meanwhile."""
+    CancelMove: _aio.UnaryUnaryMultiCallable[_session_pb2.CancelMoveRequest, _session_pb2.CancelMoveReply]  # type: ignore[assignment]
+    """Ends a move of a session that still serves here; its target is told at once."""
     Save: _aio.UnaryUnaryMultiCallable[_session_pb2.SaveRequest, _session_pb2.SaveReply]  # type: ignore[assignment]
     """Writes the session as a new .kvpack into the node's data folder."""
     Close: _aio.UnaryUnaryMultiCallable[_session_pb2.CloseRequest, _session_pb2.CloseReply]  # type: ignore[assignment]
@@ -152,6 +156,14 @@ class SessionServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_session_pb2.MigrateEvent], _abc.AsyncIterator[_session_pb2.MigrateEvent]]:
         """Prefills the given tokens and hands the session over to another node meanwhile."""
+
+    @_abc_1.abstractmethod
+    def CancelMove(
+        self,
+        request: _session_pb2.CancelMoveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.CancelMoveReply, _abc.Awaitable[_session_pb2.CancelMoveReply]]:
+        """Ends a move of a session that still serves here; its target is told at once."""
 
     @_abc_1.abstractmethod
     def Save(
