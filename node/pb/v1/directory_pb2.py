@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from node.pb.v1 import ownership_pb2 as node_dot_pb_dot_v1_dot_ownership__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anode/pb/v1/directory.proto\x12\x07node.v1\x1a\x1anode/pb/v1/ownership.proto\"\x0e\n\x0cStateRequest\"L\n\x0e\x44irectoryState\x12\x14\n\x0c\x64irectory_id\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x04\"`\n\x05Owned\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12&\n\x05token\x18\x03 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\r\n\x05nonce\x18\x04 \x01(\x0c\"u\n\tTombstone\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x11\n\tlast_node\x18\x02 \x01(\t\x12&\n\x05token\x18\x03 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x19\n\x11released_revision\x18\x04 \x01(\x04\"[\n\x06Record\x12\x1f\n\x05owned\x18\x01 \x01(\x0b\x32\x0e.node.v1.OwnedH\x00\x12&\n\x08released\x18\x02 \x01(\x0b\x32\x12.node.v1.TombstoneH\x00\x42\x08\n\x06record\"\"\n\x0cOwnerRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"U\n\x0cWatchRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1d\n\x04seen\x18\x02 \x01(\x0b\x32\x0f.node.v1.Record\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"1\n\x0c\x43laimRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\"\\\n\x0fTransferRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\r\n\x05nonce\x18\x03 \x01(\x0c\"4\n\nTokenReply\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.node.v1.OwnershipToken\"L\n\x0eReleaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\"\x0e\n\x0cReleaseReply\"W\n\nPutRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\r\n\x05value\x18\x03 \x01(\x0c\"\n\n\x08PutReply\"&\n\x10PublishedRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"G\n\x0ePublishedReply\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\r\n\x05value\x18\x02 \x01(\x0c\"@\n\x0eOwnedByRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\r\"/\n\x0cOwnedByReply\x12\x1f\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x0e.node.v1.Owned\"3\n\x0cLeaseRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\r\"\r\n\x0b\x45xpireReply\"\x1a\n\nLeaseQuery\x12\x0c\n\x04node\x18\x01 \x01(\t\"A\n\nLeaseReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x0f\n\x07left_ms\x18\x02 \x01(\r\x12\r\n\x05known\x18\x03 \x01(\x08\x32\x96\x06\n\tDirectory\x12\x37\n\x05State\x12\x15.node.v1.StateRequest\x1a\x17.node.v1.DirectoryState\x12/\n\x05Owner\x12\x15.node.v1.OwnerRequest\x1a\x0f.node.v1.Record\x12/\n\x05Watch\x12\x15.node.v1.WatchRequest\x1a\x0f.node.v1.Record\x12\x33\n\x05\x43laim\x12\x15.node.v1.ClaimRequest\x1a\x13.node.v1.TokenReply\x12\x39\n\x08Transfer\x12\x18.node.v1.TransferRequest\x1a\x13.node.v1.TokenReply\x12\x39\n\x08Takeover\x12\x18.node.v1.TransferRequest\x1a\x13.node.v1.TokenReply\x12\x39\n\x07Release\x12\x17.node.v1.ReleaseRequest\x1a\x15.node.v1.ReleaseReply\x12-\n\x03Put\x12\x13.node.v1.PutRequest\x1a\x11.node.v1.PutReply\x12?\n\tPublished\x12\x19.node.v1.PublishedRequest\x1a\x17.node.v1.PublishedReply\x12\x39\n\x07OwnedBy\x12\x17.node.v1.OwnedByRequest\x1a\x15.node.v1.OwnedByReply\x12:\n\x08Register\x12\x15.node.v1.LeaseRequest\x1a\x17.node.v1.DirectoryState\x12\x37\n\x05Renew\x12\x15.node.v1.LeaseRequest\x1a\x17.node.v1.DirectoryState\x12\x35\n\x06\x45xpire\x12\x15.node.v1.LeaseRequest\x1a\x14.node.v1.ExpireReply\x12\x31\n\x05Lease\x12\x13.node.v1.LeaseQuery\x1a\x13.node.v1.LeaseReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anode/pb/v1/directory.proto\x12\x07node.v1\x1a\x1anode/pb/v1/ownership.proto\"\x0e\n\x0cStateRequest\"L\n\x0e\x44irectoryState\x12\x14\n\x0c\x64irectory_id\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x04\"`\n\x05Owned\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12&\n\x05token\x18\x03 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\r\n\x05nonce\x18\x04 \x01(\x0c\"u\n\tTombstone\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x11\n\tlast_node\x18\x02 \x01(\t\x12&\n\x05token\x18\x03 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x19\n\x11released_revision\x18\x04 \x01(\x04\"[\n\x06Record\x12\x1f\n\x05owned\x18\x01 \x01(\x0b\x32\x0e.node.v1.OwnedH\x00\x12&\n\x08released\x18\x02 \x01(\x0b\x32\x12.node.v1.TombstoneH\x00\x42\x08\n\x06record\"\"\n\x0cOwnerRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"U\n\x0cWatchRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1d\n\x04seen\x18\x02 \x01(\x0b\x32\x0f.node.v1.Record\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"1\n\x0c\x43laimRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\"k\n\x0fTransferRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\r\n\x05store\x18\x04 \x01(\x0c\"4\n\nTokenReply\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.node.v1.OwnershipToken\"L\n\x0eReleaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\"\x0e\n\x0cReleaseReply\"W\n\nPutRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x05token\x18\x02 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\r\n\x05value\x18\x03 \x01(\x0c\"\n\n\x08PutReply\"&\n\x10PublishedRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"G\n\x0ePublishedReply\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\r\n\x05value\x18\x02 \x01(\x0c\"@\n\x0eOwnedByRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\r\"/\n\x0cOwnedByReply\x12\x1f\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x0e.node.v1.Owned\"3\n\x0cLeaseRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\r\"\r\n\x0b\x45xpireReply\"\x1a\n\nLeaseQuery\x12\x0c\n\x04node\x18\x01 \x01(\t\"A\n\nLeaseReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x0f\n\x07left_ms\x18\x02 \x01(\r\x12\r\n\x05known\x18\x03 \x01(\x08\x32\x96\x06\n\tDirectory\x12\x37\n\x05State\x12\x15.node.v1.StateRequest\x1a\x17.node.v1.DirectoryState\x12/\n\x05Owner\x12\x15.node.v1.OwnerRequest\x1a\x0f.node.v1.Record\x12/\n\x05Watch\x12\x15.node.v1.WatchRequest\x1a\x0f.node.v1.Record\x12\x33\n\x05\x43laim\x12\x15.node.v1.ClaimRequest\x1a\x13.node.v1.TokenReply\x12\x39\n\x08Transfer\x12\x18.node.v1.TransferRequest\x1a\x13.node.v1.TokenReply\x12\x39\n\x08Takeover\x12\x18.node.v1.TransferRequest\x1a\x13.node.v1.TokenReply\x12\x39\n\x07Release\x12\x17.node.v1.ReleaseRequest\x1a\x15.node.v1.ReleaseReply\x12-\n\x03Put\x12\x13.node.v1.PutRequest\x1a\x11.node.v1.PutReply\x12?\n\tPublished\x12\x19.node.v1.PublishedRequest\x1a\x17.node.v1.PublishedReply\x12\x39\n\x07OwnedBy\x12\x17.node.v1.OwnedByRequest\x1a\x15.node.v1.OwnedByReply\x12:\n\x08Register\x12\x15.node.v1.LeaseRequest\x1a\x17.node.v1.DirectoryState\x12\x37\n\x05Renew\x12\x15.node.v1.LeaseRequest\x1a\x17.node.v1.DirectoryState\x12\x35\n\x06\x45xpire\x12\x15.node.v1.LeaseRequest\x1a\x14.node.v1.ExpireReply\x12\x31\n\x05Lease\x12\x13.node.v1.LeaseQuery\x1a\x13.node.v1.LeaseReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,33 +49,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLAIMREQUEST']._serialized_start=594
   _globals['_CLAIMREQUEST']._serialized_end=643
   _globals['_TRANSFERREQUEST']._serialized_start=645
-  _globals['_TRANSFERREQUEST']._serialized_end=737
-  _globals['_TOKENREPLY']._serialized_start=739
-  _globals['_TOKENREPLY']._serialized_end=791
-  _globals['_RELEASEREQUEST']._serialized_start=793
-  _globals['_RELEASEREQUEST']._serialized_end=869
-  _globals['_RELEASEREPLY']._serialized_start=871
-  _globals['_RELEASEREPLY']._serialized_end=885
-  _globals['_PUTREQUEST']._serialized_start=887
-  _globals['_PUTREQUEST']._serialized_end=974
-  _globals['_PUTREPLY']._serialized_start=976
-  _globals['_PUTREPLY']._serialized_end=986
-  _globals['_PUBLISHEDREQUEST']._serialized_start=988
-  _globals['_PUBLISHEDREQUEST']._serialized_end=1026
-  _globals['_PUBLISHEDREPLY']._serialized_start=1028
-  _globals['_PUBLISHEDREPLY']._serialized_end=1099
-  _globals['_OWNEDBYREQUEST']._serialized_start=1101
-  _globals['_OWNEDBYREQUEST']._serialized_end=1165
-  _globals['_OWNEDBYREPLY']._serialized_start=1167
-  _globals['_OWNEDBYREPLY']._serialized_end=1214
-  _globals['_LEASEREQUEST']._serialized_start=1216
-  _globals['_LEASEREQUEST']._serialized_end=1267
-  _globals['_EXPIREREPLY']._serialized_start=1269
-  _globals['_EXPIREREPLY']._serialized_end=1282
-  _globals['_LEASEQUERY']._serialized_start=1284
-  _globals['_LEASEQUERY']._serialized_end=1310
-  _globals['_LEASEREPLY']._serialized_start=1312
-  _globals['_LEASEREPLY']._serialized_end=1377
-  _globals['_DIRECTORY']._serialized_start=1380
-  _globals['_DIRECTORY']._serialized_end=2170
+  _globals['_TRANSFERREQUEST']._serialized_end=752
+  _globals['_TOKENREPLY']._serialized_start=754
+  _globals['_TOKENREPLY']._serialized_end=806
+  _globals['_RELEASEREQUEST']._serialized_start=808
+  _globals['_RELEASEREQUEST']._serialized_end=884
+  _globals['_RELEASEREPLY']._serialized_start=886
+  _globals['_RELEASEREPLY']._serialized_end=900
+  _globals['_PUTREQUEST']._serialized_start=902
+  _globals['_PUTREQUEST']._serialized_end=989
+  _globals['_PUTREPLY']._serialized_start=991
+  _globals['_PUTREPLY']._serialized_end=1001
+  _globals['_PUBLISHEDREQUEST']._serialized_start=1003
+  _globals['_PUBLISHEDREQUEST']._serialized_end=1041
+  _globals['_PUBLISHEDREPLY']._serialized_start=1043
+  _globals['_PUBLISHEDREPLY']._serialized_end=1114
+  _globals['_OWNEDBYREQUEST']._serialized_start=1116
+  _globals['_OWNEDBYREQUEST']._serialized_end=1180
+  _globals['_OWNEDBYREPLY']._serialized_start=1182
+  _globals['_OWNEDBYREPLY']._serialized_end=1229
+  _globals['_LEASEREQUEST']._serialized_start=1231
+  _globals['_LEASEREQUEST']._serialized_end=1282
+  _globals['_EXPIREREPLY']._serialized_start=1284
+  _globals['_EXPIREREPLY']._serialized_end=1297
+  _globals['_LEASEQUERY']._serialized_start=1299
+  _globals['_LEASEQUERY']._serialized_end=1325
+  _globals['_LEASEREPLY']._serialized_start=1327
+  _globals['_LEASEREPLY']._serialized_end=1392
+  _globals['_DIRECTORY']._serialized_start=1395
+  _globals['_DIRECTORY']._serialized_end=2185
 # @@protoc_insertion_point(module_scope)

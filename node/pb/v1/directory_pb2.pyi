@@ -224,9 +224,14 @@ class TransferRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     nonce: _builtins.bytes
     """16 bytes"""
+    store: _builtins.bytes
+    """Transfer alone, from a session's owner: the session lies in the store of that identity (16 bytes)
+    from now on. Empty: the caller becomes its owner.
+    """
     @_builtins.property
     def token(self) -> _ownership_pb2.OwnershipToken: ...
     def __init__(
@@ -235,10 +240,11 @@ class TransferRequest(_message.Message):
         session_id: _builtins.str = ...,
         token: _ownership_pb2.OwnershipToken | None = ...,
         nonce: _builtins.bytes = ...,
+        store: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "session_id", b"session_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "session_id", b"session_id", "store", b"store", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

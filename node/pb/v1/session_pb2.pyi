@@ -794,6 +794,152 @@ class SaveReply(_message.Message):
 Global___SaveReply: _TypeAlias = SaveReply  # noqa: Y015
 
 @_typing.final
+class ParkRequest(_message.Message):
+    """A store is a folder on the node's own machine, below one that its operator named for this."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
+    COPY_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    store: _builtins.str
+    """the folder's path there"""
+    copy: _builtins.bool
+    """the session also goes on where it is"""
+    @_builtins.property
+    def token(self) -> _ownership_pb2.OwnershipToken: ...
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        token: _ownership_pb2.OwnershipToken | None = ...,
+        store: _builtins.str = ...,
+        copy: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy", "session_id", b"session_id", "store", b"store", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParkRequest: _TypeAlias = ParkRequest  # noqa: Y015
+
+@_typing.final
+class ParkReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    CUT_ID_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    OBJECT_BYTES_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.bytes
+    cut_id: _builtins.bytes
+    position: _builtins.int
+    """tokens of the cut"""
+    objects: _builtins.int
+    """chunks of the cut"""
+    object_bytes: _builtins.int
+    written_bytes: _builtins.int
+    """of them, those that the store did not have"""
+    @_builtins.property
+    def token(self) -> _ownership_pb2.OwnershipToken:
+        """what the store owns the session by; absent for a copy"""
+
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.bytes = ...,
+        cut_id: _builtins.bytes = ...,
+        position: _builtins.int = ...,
+        objects: _builtins.int = ...,
+        object_bytes: _builtins.int = ...,
+        written_bytes: _builtins.int = ...,
+        token: _ownership_pb2.OwnershipToken | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut_id", b"cut_id", "object_bytes", b"object_bytes", "objects", b"objects", "position", b"position", "store_id", b"store_id", "token", b"token", "written_bytes", b"written_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParkReply: _TypeAlias = ParkReply  # noqa: Y015
+
+@_typing.final
+class RestoreRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
+    RESTORE_AS_FIELD_NUMBER: _builtins.int
+    ACCEPT_COMPATIBLE_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """its name when it was put there"""
+    store: _builtins.str
+    """the folder's path on this node's machine"""
+    restore_as: _builtins.str
+    """a name of its own; empty: take the session itself out of the store"""
+    accept_compatible: _builtins.bool
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        store: _builtins.str = ...,
+        restore_as: _builtins.str = ...,
+        accept_compatible: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "restore_as", b"restore_as", "session_id", b"session_id", "store", b"store"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreRequest: _TypeAlias = RestoreRequest  # noqa: Y015
+
+@_typing.final
+class RestoreReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    CUT_ID_FIELD_NUMBER: _builtins.int
+    CONTINUATION_VERDICT_FIELD_NUMBER: _builtins.int
+    DRIFT_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    OBJECT_BYTES_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.bytes
+    cut_id: _builtins.bytes
+    continuation_verdict: _builtins.str
+    """"exact" or "compatible" """
+    drift: _builtins.float
+    objects: _builtins.int
+    object_bytes: _builtins.int
+    @_builtins.property
+    def session(self) -> Global___SessionReply: ...
+    def __init__(
+        self,
+        *,
+        session: Global___SessionReply | None = ...,
+        store_id: _builtins.bytes = ...,
+        cut_id: _builtins.bytes = ...,
+        continuation_verdict: _builtins.str = ...,
+        drift: _builtins.float = ...,
+        objects: _builtins.int = ...,
+        object_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation_verdict", b"continuation_verdict", "cut_id", b"cut_id", "drift", b"drift", "object_bytes", b"object_bytes", "objects", b"objects", "session", b"session", "store_id", b"store_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreReply: _TypeAlias = RestoreReply  # noqa: Y015
+
+@_typing.final
 class CloseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

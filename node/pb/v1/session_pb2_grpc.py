@@ -91,6 +91,16 @@ class SessionStub:
                 request_serializer=node_dot_pb_dot_v1_dot_session__pb2.SaveRequest.SerializeToString,
                 response_deserializer=node_dot_pb_dot_v1_dot_session__pb2.SaveReply.FromString,
                 _registered_method=True)
+        self.Park = channel.unary_unary(
+                '/node.v1.Session/Park',
+                request_serializer=node_dot_pb_dot_v1_dot_session__pb2.ParkRequest.SerializeToString,
+                response_deserializer=node_dot_pb_dot_v1_dot_session__pb2.ParkReply.FromString,
+                _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/node.v1.Session/Restore',
+                request_serializer=node_dot_pb_dot_v1_dot_session__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=node_dot_pb_dot_v1_dot_session__pb2.RestoreReply.FromString,
+                _registered_method=True)
         self.Close = channel.unary_unary(
                 '/node.v1.Session/Close',
                 request_serializer=node_dot_pb_dot_v1_dot_session__pb2.CloseRequest.SerializeToString,
@@ -176,6 +186,20 @@ class SessionServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Park(self, request, context):
+        """Moves a session into a store, or copies it there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request, context):
+        """Brings a session back out of a store, to this node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Close(self, request, context):
         """Frees a session that this node owns and removes it from the directory.
         """
@@ -240,6 +264,16 @@ def add_SessionServicer_to_server(servicer, server):
                     servicer.Save,
                     request_deserializer=node_dot_pb_dot_v1_dot_session__pb2.SaveRequest.FromString,
                     response_serializer=node_dot_pb_dot_v1_dot_session__pb2.SaveReply.SerializeToString,
+            ),
+            'Park': grpc.unary_unary_rpc_method_handler(
+                    servicer.Park,
+                    request_deserializer=node_dot_pb_dot_v1_dot_session__pb2.ParkRequest.FromString,
+                    response_serializer=node_dot_pb_dot_v1_dot_session__pb2.ParkReply.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=node_dot_pb_dot_v1_dot_session__pb2.RestoreRequest.FromString,
+                    response_serializer=node_dot_pb_dot_v1_dot_session__pb2.RestoreReply.SerializeToString,
             ),
             'Close': grpc.unary_unary_rpc_method_handler(
                     servicer.Close,
@@ -546,6 +580,60 @@ class Session:
             '/node.v1.Session/Save',
             node_dot_pb_dot_v1_dot_session__pb2.SaveRequest.SerializeToString,
             node_dot_pb_dot_v1_dot_session__pb2.SaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Park(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/node.v1.Session/Park',
+            node_dot_pb_dot_v1_dot_session__pb2.ParkRequest.SerializeToString,
+            node_dot_pb_dot_v1_dot_session__pb2.ParkReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/node.v1.Session/Restore',
+            node_dot_pb_dot_v1_dot_session__pb2.RestoreRequest.SerializeToString,
+            node_dot_pb_dot_v1_dot_session__pb2.RestoreReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,10 @@ class SessionStub:
     """Ends a move of a session that still serves here; its target is told at once."""
     Save: _grpc.UnaryUnaryMultiCallable[_session_pb2.SaveRequest, _session_pb2.SaveReply]
     """Writes the session as a new .kvpack into the node's data folder."""
+    Park: _grpc.UnaryUnaryMultiCallable[_session_pb2.ParkRequest, _session_pb2.ParkReply]
+    """Moves a session into a store, or copies it there."""
+    Restore: _grpc.UnaryUnaryMultiCallable[_session_pb2.RestoreRequest, _session_pb2.RestoreReply]
+    """Brings a session back out of a store, to this node."""
     Close: _grpc.UnaryUnaryMultiCallable[_session_pb2.CloseRequest, _session_pb2.CloseReply]
     """Frees a session that this node owns and removes it from the directory."""
 
@@ -81,6 +85,10 @@ class SessionAsyncStub(SessionStub):
     """Ends a move of a session that still serves here; its target is told at once."""
     Save: _aio.UnaryUnaryMultiCallable[_session_pb2.SaveRequest, _session_pb2.SaveReply]  # type: ignore[assignment]
     """Writes the session as a new .kvpack into the node's data folder."""
+    Park: _aio.UnaryUnaryMultiCallable[_session_pb2.ParkRequest, _session_pb2.ParkReply]  # type: ignore[assignment]
+    """Moves a session into a store, or copies it there."""
+    Restore: _aio.UnaryUnaryMultiCallable[_session_pb2.RestoreRequest, _session_pb2.RestoreReply]  # type: ignore[assignment]
+    """Brings a session back out of a store, to this node."""
     Close: _aio.UnaryUnaryMultiCallable[_session_pb2.CloseRequest, _session_pb2.CloseReply]  # type: ignore[assignment]
     """Frees a session that this node owns and removes it from the directory."""
 
@@ -172,6 +180,22 @@ class SessionServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.SaveReply, _abc.Awaitable[_session_pb2.SaveReply]]:
         """Writes the session as a new .kvpack into the node's data folder."""
+
+    @_abc_1.abstractmethod
+    def Park(
+        self,
+        request: _session_pb2.ParkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.ParkReply, _abc.Awaitable[_session_pb2.ParkReply]]:
+        """Moves a session into a store, or copies it there."""
+
+    @_abc_1.abstractmethod
+    def Restore(
+        self,
+        request: _session_pb2.RestoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.RestoreReply, _abc.Awaitable[_session_pb2.RestoreReply]]:
+        """Brings a session back out of a store, to this node."""
 
     @_abc_1.abstractmethod
     def Close(

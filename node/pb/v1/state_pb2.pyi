@@ -31,12 +31,20 @@ class SessionState(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     CONTEXT_EPOCH_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    BOUNDARY_DIGEST_FIELD_NUMBER: _builtins.int
+    BOUNDARY_LOGITS_FIELD_NUMBER: _builtins.int
     pending_token: _builtins.int
     """the boundary token: given or generated, not yet computed"""
     revision: _builtins.int
     """how often tokens were given to the session"""
     context_epoch: _builtins.int
     """how often its context was rebuilt from its messages"""
+    boundary_digest: _builtins.bytes
+    """Only in a cut that lies in a store, where nobody can be asked any more: what the boundary call
+    gave where the cut was made. 32 bytes, and vocab_size elements of the model's encoding.
+    """
+    boundary_logits: _builtins.bytes
+    """absent where they do not fit beside the messages"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """what a rebuild begins from: one UTF-8 JSON object each"""
@@ -48,10 +56,12 @@ class SessionState(_message.Message):
         revision: _builtins.int = ...,
         context_epoch: _builtins.int = ...,
         messages: _abc.Iterable[_builtins.bytes] | None = ...,
+        boundary_digest: _builtins.bytes = ...,
+        boundary_logits: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_epoch", b"context_epoch", "messages", b"messages", "pending_token", b"pending_token", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary_digest", b"boundary_digest", "boundary_logits", b"boundary_logits", "context_epoch", b"context_epoch", "messages", b"messages", "pending_token", b"pending_token", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
