@@ -162,3 +162,26 @@ def test_a_peer_that_stops_reading_costs_bounded_memory_and_time(lab, nursery, c
     assert found == []
     assert (said == "") if heals else ("stays on this node" in said)
     assert seconds < STALL_S_MAX and most < STALL_BYTES_MAX
+
+
+@pytest.mark.slow
+def test_a_link_so_slow_that_one_chunk_outlasts_the_lease_still_moves_the_session(lab, nursery):
+    """50 KB/s and a lease of 2 s: the lease is there for peers that are gone, not for slow ones."""
+
+    async def work():
+        giving = NodeProcess(lab, "a", nursery, transfer_lease_s=2.0)
+        taking = NodeProcess(lab, "b", nursery, transfer_lease_s=2.0)
+        talk, found = Conversation("s", Twins(lab.model).of(700, 1)), Findings()
+        async with asyncio.timeout(150), started(giving, taking):
+            session = await append(giving, talk)
+            link = Link(taking.address, bytes_per_s=50_000)
+            async with link.open() as address:
+                start = time.monotonic()
+                said = await move(giving, taking, session, address)
+                seconds = time.monotonic() - start
+            await check_bits(taking, talk, found)
+        return said, seconds, found.all()
+
+    said, seconds, found = asyncio.run(work())
+    assert (said, found) == ("", [])
+    assert seconds > 4.0
