@@ -66,9 +66,30 @@ def open_chunk(context: SealContext, data: bytes | memoryview, where: str = "chu
         IdentityMismatchError: Sealed under this key for another model or tokenizer.
         LayoutMismatchError: Sealed under this key for another layout.
     """
-    header = parse_object(data)
+    return open_parsed(context, parse_object(data), memoryview(data), where)
+
+
+def open_parsed(
+    context: SealContext,
+    header: ChunkHeader,
+    data: memoryview,
+    where: str,
+    scratch: bytearray | None = None,
+) -> OpenedChunk:
+    """Open the object ``data`` whose header was read before by :func:`parse_object`.
+
+    Args:
+        context: What the chunk must be bound to.
+        header: The parsed header of ``data``.
+        data: The object.
+        where: Name of the chunk in errors.
+        scratch: As in :func:`decrypt`.
+
+    Raises:
+        KvpackError: As :func:`open_chunk`, but for what parsing finds.
+    """
     check_seal_id(context.key, header, where)
-    opened = decrypt(context.key, header, memoryview(data), where)
+    opened = decrypt(context.key, header, data, where, scratch)
     check_binding(context, header, where)
     return opened
 
