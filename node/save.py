@@ -23,7 +23,7 @@ from kvpack.snapshot import Tile, TileSpec
 from node.binding import PackBinding
 from node.engine_thread import EngineThread
 from node.errors import SessionStateError
-from node.migration.feed import seal_item
+from node.migration.producer import seal_item
 from node.migration.tape import Item, Tape
 from node.packs import SavedPack, manifest_blob, state_bytes
 from node.session import Session

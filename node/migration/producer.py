@@ -1,0 +1,258 @@
+"""What a transfer sends, made: compute the backlog, read tiles, seal them, make the boundary call.
+
+A producer knows its tape and its session, and no target. Each item is made when it is asked for,
+in the order of the tape; what was made once can be made again, byte for byte, for a target that
+lost it, also after the boundary call has overwritten a row of a ring.
+
+A live session is sent while it decodes on: its full layers' whole blocks first, and only when none
+of them is left is it held, for the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvpack.chunk import (
+    ChunkClass,
+    ChunkReference,
+    SealedChunk,
+    seal_component,
+    seal_tile,
+    seal_token_ids,
+)
+from kvpack.identity import CallSchedule
+from kvpack.limits import GRID_TOKENS
+from kvpack.snapshot import Tile, TileSpec
+from node import fault_points
+from node.binding import PackBinding
+from node.engine_thread import EngineThread
+from node.errors import SessionFrozenError
+from node.migration.tape import Item, Tape, TokenRange
+from node.migration.wire import encode_object
+from node.packs import state_bytes
+from node.session import Decoded, Session
+
+#: Tiles between engine and wire, about 2 MiB each.
+QUEUE_TILES: Final = 4
+
+#: How long a live session may be busy with one long operation after another before it is held.
+FREEZE_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Loaded:
+    """Item ``index`` of the tape, with its rows where it holds rows."""
+
+    index: int
+    item: Item
+    tile: Tile | None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Sealed:
+    """Item ``index`` of the tape as the piece of a stream; an empty one where naming it will do."""
+
+    index: int
+    piece: bytes
+    reference: ChunkReference
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What the calls up to the cut were, and the source's own boundary call."""
+
+    schedule: CallSchedule
+    boundary: Decoded
+
+
+class Producer:
+    """Makes the items of one tape.
+
+    Args:
+        engine: Where the session's calls run.
+        binding: What chunks are sealed for.
+        session: Whose rows.
+        tape: What is sent; closed where the cut is known already.
+        freeze: Holds a live session, when only the rest is left. False: it is busy; ask again.
+
+    Attributes:
+        tape: What is sent.
+        zero_s: When the last prefill call returned; for a session without backlog, its freeze.
+        boundary_s: When the boundary call returned.
+        finished: What it gave; None before.
+    """
+
+    def __init__(
+        self,
+        engine: EngineThread,
+        binding: PackBinding,
+        session: Session,
+        tape: Tape,
+        freeze: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._engine = engine
+        self._binding = binding
+        self._session = session
+        self._freeze = freeze
+        self._kept: dict[Item, Tile] = {}
+        self._states: dict[ChunkClass, bytes] = {}
+        self._watchers: list[Callable[[], None]] = []
+        self._token_chunks: list[bytes] | None = None
+        self.tape = tape
+        self.zero_s = 0.0
+        self.boundary_s = 0.0
+        self.finished: Finished | None = None
+
+    def watch(self, report: Callable[[], None]) -> None:
+        """Call ``report`` after every prefill call."""
+        self._watchers.append(report)
+
+    def token_chunks(self) -> list[bytes]:
+        """All tokens known when first asked, by which a target finds what it holds of their rows.
+
+        Empty for a session so short that nothing of it can be held.
+        """
+        if self._token_chunks is None:
+            known = self._session.token_ids
+            enough = len(known) > GRID_TOKENS
+            chunks = seal_token_ids(self._binding.context, known) if enough else ()
+            self._token_chunks = [chunk.object for chunk in chunks]
+        return self._token_chunks
+
+    async def fill(
+        self, index: int, queue: asyncio.Queue[Loaded | None], consumer: asyncio.Task[None]
+    ) -> None:
+        """Load items from ``index`` on into ``queue``, then None; last comes the boundary call.
+
+        Whatever ends ``consumer`` ends this, too.
+        """
+        if self.tape.cut is not None and self.zero_s == 0.0:
+            self.zero_s = time.monotonic()
+            self._note_state(self.tape.cut)
+        while await self._more(index):
+            await _offer(queue, await self._load(index), consumer)
+            index += 1
+        schedule = self._session.generation.schedule
+        await _offer(queue, None, consumer)
+        if self.finished is None:
+            # The ring's rows were copied: from here on the boundary call may overwrite one.
+            boundary = await self._engine.call(self._session.decode_next)
+            self.boundary_s = time.monotonic()
+            self.finished = Finished(schedule, boundary)
+
+    async def next_sealed(
+        self, queue: asyncio.Queue[Loaded | None], named: frozenset[bytes] = frozenset()
+    ) -> Sealed | None:
+        """Seal what comes next out of ``queue``. Of a seal id in ``named`` no piece is made."""
+        loaded = await queue.get()
+        return None if loaded is None else await asyncio.to_thread(self._seal, loaded, named)
+
+    async def sealed_again(self, index: int) -> Sealed:
+        """Make an item that was made before: the same bytes."""
+        return await asyncio.to_thread(self._seal, await self._load(index), frozenset())
+
+    async def _more(self, index: int) -> bool:
+        """Whether the tape has an item ``index``; lets it grow, and closes it when it does not."""
+        tape, patience = self.tape, time.monotonic() + FREEZE_S
+        while tape.cut is None:
+            tape.grow(self._session.position)
+            if index < len(tape.items):
+                break
+            # Nothing is left but what is not whole yet. Where the session stands now is the cut.
+            if await self._freeze():
+                self.zero_s = time.monotonic()
+                tape.close(self._session.next_index - 1)
+                fault_points.reach("source.frozen")
+                self._note_state(self._session.next_index - 1)
+            elif time.monotonic() > patience:
+                raise SessionFrozenError(
+                    f"session {self._session.session_id}: busy for {FREEZE_S:.0f} s; no time to cut"
+                )
+        return index < len(tape.items)
+
+    def _note_state(self, cut: int) -> None:
+        """Keep what the session is before its boundary call: sent again, it is the same bytes."""
+        self._states = state_bytes(self._session, cut)
+
+    async def _load(self, index: int) -> Loaded:
+        await self._compute(self.tape.rows_needed(index))
+        item = self.tape.items[index]
+        return Loaded(index, item, await self._read(item))
+
+    async def _compute(self, rows: int) -> None:
+        """Compute known tokens, one grid call after the other, until ``rows`` rows exist."""
+        while self._session.position < rows:
+            calls = await self._engine.call(self._session.backlog_calls)
+            self.zero_s = await self._engine.call(_prefill, self._session, calls[0])
+            for report in self._watchers:
+                report()
+
+    async def _read(self, item: Item) -> Tile | None:
+        if not isinstance(item, TileSpec):
+            return None
+        kept = self._kept.get(item)
+        if kept is not None:
+            return kept
+        tile = await self._engine.call(self._session.generation.read_tile, item)
+        if self.tape.overwritten_next(item):
+            # Should the target lose it, it cannot be read again.
+            self._kept[item] = tile
+        return tile
+
+    def _seal(self, loaded: Loaded, named: frozenset[bytes]) -> Sealed:
+        chunk = seal_item(
+            self._binding, self._session.token_ids, self._states, loaded.item, loaded.tile
+        )
+        held = chunk.reference.seal_id in named
+        return Sealed(loaded.index, b"" if held else encode_object(chunk.object), chunk.reference)
+
+
+def seal_item(
+    binding: PackBinding,
+    token_ids: list[int],
+    states: Mapping[ChunkClass, bytes],
+    item: Item,
+    tile: Tile | None,
+) -> SealedChunk:
+    """The chunk of one item of a tape. Equal items give equal bytes, whoever seals them.
+
+    Args:
+        binding: What it is sealed for.
+        token_ids: All known tokens of the session.
+        states: Plaintext of its state chunks.
+        item: What it holds.
+        tile: The rows, where it holds rows.
+    """
+    if tile is not None:
+        return seal_tile(binding.context, tile)
+    if isinstance(item, TokenRange):
+        ids = token_ids[item.first : item.first + item.count]
+        (chunk,) = seal_token_ids(binding.context, ids, item.first)
+        return chunk
+    if isinstance(item, TileSpec):
+        raise RuntimeError("a tile without its rows")
+    data = states[item.chunk_class]
+    return seal_component(binding.context, item.chunk_class, item.position, 0, data)
+
+
+def _prefill(session: Session, call_tokens: int) -> float:
+    session.prefill_next(call_tokens)
+    return time.monotonic()
+
+
+async def _offer(
+    queue: asyncio.Queue[Loaded | None], item: Loaded | None, consumer: asyncio.Task[Any]
+) -> None:
+    """Put ``item`` into the queue, unless the consumer has ended: then raise what ended it."""
+    put = asyncio.ensure_future(queue.put(item))
+    try:
+        await asyncio.wait({put, consumer}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not put.done():
+            put.cancel()
+    if consumer.done():
+        consumer.result()
