@@ -11,11 +11,15 @@ import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
+from kvpack.errors import KvpackError, LimitError
+from kvpack.limits import check_range
 from node.binding import PackBinding
 from node.directory import OwnershipToken
 from node.errors import SessionFrozenError, SessionStateError
+from node.migration.fan import Fan, SharedFeed
 from node.migration.feed import Feed
 from node.migration.producer import Producer
 from node.migration.source import Move, Moved, Order, Progress, Source
@@ -33,12 +37,47 @@ FREEZE_WAIT_S: Final = 5.0
 STOP_S: Final = 10.0
 
 
+#: Targets of one fan-out. Each may take two chunks out of the window and a third is on its way.
+TARGETS_MAX: Final = 8
+
+_E = TypeVar("_E")
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where the copies of one session go: one order for each, and a name of its own in each."""
+
+    orders: tuple[Order, ...]
+
+    def __post_init__(self) -> None:
+        check_range("targets", len(self.orders), 1, TARGETS_MAX, "targets")
+        names = [order.copy_as for order in self.orders]
+        if not all(names) or len(set(names)) != len(names):
+            raise LimitError("targets.copy_as", "a name of its own for each copy", names)
+
+
+@dataclass(frozen=True, slots=True)
+class NotMoved:
+    """A copy that did not come about, and why."""
+
+    order: Order
+    error: KvpackError
+
+
+@dataclass(frozen=True, slots=True)
+class OfTarget:
+    """What happened to one target of several; ``number`` is its place among the orders."""
+
+    number: int
+    event: Progress | Moved | NotMoved
+
+
 class Moves:
     """Starts moves and keeps them until they have ended."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._tasks: set[asyncio.Task[Moved]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._under_way: dict[str, Move | None] = {}
 
     @property
@@ -73,15 +112,33 @@ class Moves:
         task = asyncio.create_task(self._run(session_id, token, token_ids, order, events))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
-        while not task.done() or not events.empty():
-            waiting = asyncio.ensure_future(events.get())
-            try:
-                await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
-                if waiting.done():
-                    yield waiting.result()
-            finally:
-                waiting.cancel()
+        async for progress in _until_done(task, events):
+            yield progress
         yield task.result()
+
+    async def fan_out(
+        self,
+        session_id: str,
+        token: OwnershipToken,
+        token_ids: Sequence[int],
+        targets: Targets,
+    ) -> AsyncIterator[OfTarget]:
+        """Append ``token_ids`` and copy the session to several targets, each chunk sealed once.
+
+        Every target has its own transfer and its own end. The session is held until the last of
+        them has ended. The last events say what became of each, in the order of ``targets``.
+
+        Raises:
+            SessionStateError: There is nothing to copy.
+        """
+        events: asyncio.Queue[OfTarget] = asyncio.Queue(EVENTS_MAX)
+        task = asyncio.create_task(self._run_all(session_id, token, token_ids, targets, events))
+        self._tasks.add(task)
+        task.add_done_callback(self._all_ended)
+        async for event in _until_done(task, events):
+            yield event
+        for number, outcome in enumerate(task.result()):
+            yield OfTarget(number, outcome)
 
     async def close(self) -> None:
         """Wait for the moves under way, then stop those that would not end."""
@@ -104,6 +161,64 @@ class Moves:
             if not events.full():
                 events.put_nowait(progress)
 
+        moving = not order.copy_as
+        async with self._producing(session_id, token, token_ids, moving) as producer:
+            feeding = functools.partial(Feed, producer)
+            move = Move(self._source, producer.session, order, feeding, report)
+            if moving:
+                self._under_way[session_id] = move
+            return await move.run()
+
+    async def _run_all(
+        self,
+        session_id: str,
+        token: OwnershipToken,
+        token_ids: Sequence[int],
+        targets: Targets,
+        events: asyncio.Queue[OfTarget],
+    ) -> list[Moved | NotMoved]:
+        async with (
+            self._producing(session_id, token, token_ids, moving=False) as producer,
+            Fan(producer, len(targets.orders)) as fan,
+        ):
+            copies = [
+                asyncio.create_task(self._run_one(producer, fan, number, order, events))
+                for number, order in enumerate(targets.orders)
+            ]
+            try:
+                await asyncio.wait(copies)
+            finally:
+                for copy in copies:
+                    copy.cancel()
+                await asyncio.wait(copies)
+        return [copy.result() for copy in copies]
+
+    async def _run_one(
+        self,
+        producer: Producer,
+        fan: Fan,
+        number: int,
+        order: Order,
+        events: asyncio.Queue[OfTarget],
+    ) -> Moved | NotMoved:
+        def report(progress: Progress) -> None:
+            if not events.full():
+                events.put_nowait(OfTarget(number, progress))
+
+        seat = fan.seats[number]
+        feeding = functools.partial(SharedFeed, fan, seat, producer)
+        try:
+            return await Move(self._source, producer.session, order, feeding, report).run()
+        except KvpackError as error:
+            return NotMoved(order, error)
+        finally:
+            fan.leave(seat)
+
+    @contextlib.asynccontextmanager
+    async def _producing(
+        self, session_id: str, token: OwnershipToken, token_ids: Sequence[int], moving: bool
+    ) -> AsyncIterator[Producer]:
+        """What makes the chunks of a session: held until the end, or from its freeze on."""
         sessions, engine = self._source.sessions, self._source.engine
         async with contextlib.AsyncExitStack() as stack:
 
@@ -124,18 +239,14 @@ class Moves:
                 await stack.enter_async_context(sessions.hold(session_id, token))
                 await engine.call(session.extend, token_ids)
                 tape = Tape.known(self.binding.layout, max(1, session.next_index - 1))
-            if not order.copy_as:
+            if moving:
                 stack.enter_context(self._one_move(session_id))
             if session.next_index < 2:
                 raise SessionStateError(
                     f"session {session_id}: {session.next_index} tokens are known; "
                     "a move needs a row and a boundary token"
                 )
-            producer = Producer(engine, self.binding, session, tape, freeze)
-            move = Move(self._source, session, order, functools.partial(Feed, producer), report)
-            if not order.copy_as:
-                self._under_way[session_id] = move
-            return await move.run()
+            yield Producer(engine, self.binding, session, tape, freeze)
 
     def cancel(self, session_id: str, token: OwnershipToken) -> None:
         """End the move of a session that still serves here. Copies end by themselves.
@@ -167,11 +278,39 @@ class Moves:
         if task.exception() is not None:
             log.info("a move ended: %s", task.exception())
             return
-        moved = task.result()
-        times = moved.timeline
-        log.info(
-            "session %s: on %s, %d tokens, %d B of payload, %d B held there, hidden %.4f, "
-            "exposed %.4f s, opened again %d times",
-            moved.session_id, moved.order.target, moved.position, times.payload_bytes,
-            times.held_bytes, times.hidden_fraction, times.exposed_handover_s, times.resumed,
-        )  # fmt: skip
+        _log_moved(task.result())
+
+    def _all_ended(self, task: asyncio.Task[list[Moved | NotMoved]]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        if task.exception() is not None:
+            log.info("copies ended: %s", task.exception())
+            return
+        for outcome in task.result():
+            if isinstance(outcome, Moved):
+                _log_moved(outcome)
+            else:
+                log.info("a copy ended: node %s: %s", outcome.order.target, outcome.error)
+
+
+async def _until_done(task: asyncio.Task[Any], events: asyncio.Queue[_E]) -> AsyncIterator[_E]:
+    """Events until ``task`` has ended and no more are left."""
+    while not task.done() or not events.empty():
+        waiting = asyncio.ensure_future(events.get())
+        try:
+            await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                yield waiting.result()
+        finally:
+            waiting.cancel()
+
+
+def _log_moved(moved: Moved) -> None:
+    times = moved.timeline
+    log.info(
+        "session %s: on %s, %d tokens, %d B of payload, %d B held there, hidden %.4f, "
+        "exposed %.4f s, opened again %d times",
+        moved.session_id, moved.order.target, moved.position, times.payload_bytes,
+        times.held_bytes, times.hidden_fraction, times.exposed_handover_s, times.resumed,
+    )  # fmt: skip

@@ -80,6 +80,7 @@ class Producer:
         freeze: Holds a live session, when only the rest is left. False: it is busy; ask again.
 
     Attributes:
+        session: Whose rows.
         tape: What is sent.
         zero_s: When the last prefill call returned; for a session without backlog, its freeze.
         boundary_s: When the boundary call returned.
@@ -96,7 +97,7 @@ class Producer:
     ) -> None:
         self._engine = engine
         self._binding = binding
-        self._session = session
+        self.session = session
         self._freeze = freeze
         self._kept: dict[Item, Tile] = {}
         self._states: dict[ChunkClass, bytes] = {}
@@ -117,7 +118,7 @@ class Producer:
         Empty for a session so short that nothing of it can be held.
         """
         if self._token_chunks is None:
-            known = self._session.token_ids
+            known = self.session.token_ids
             enough = len(known) > GRID_TOKENS
             chunks = seal_token_ids(self._binding.context, known) if enough else ()
             self._token_chunks = [chunk.object for chunk in chunks]
@@ -136,11 +137,11 @@ class Producer:
         while await self._more(index):
             await _offer(queue, await self._load(index), consumer)
             index += 1
-        schedule = self._session.generation.schedule
+        schedule = self.session.generation.schedule
         await _offer(queue, None, consumer)
         if self.finished is None:
             # The ring's rows were copied: from here on the boundary call may overwrite one.
-            boundary = await self._engine.call(self._session.decode_next)
+            boundary = await self._engine.call(self.session.decode_next)
             self.boundary_s = time.monotonic()
             self.finished = Finished(schedule, boundary)
 
@@ -159,24 +160,24 @@ class Producer:
         """Whether the tape has an item ``index``; lets it grow, and closes it when it does not."""
         tape, patience = self.tape, time.monotonic() + FREEZE_S
         while tape.cut is None:
-            tape.grow(self._session.position)
+            tape.grow(self.session.position)
             if index < len(tape.items):
                 break
             # Nothing is left but what is not whole yet. Where the session stands now is the cut.
             if await self._freeze():
                 self.zero_s = time.monotonic()
-                tape.close(self._session.next_index - 1)
+                tape.close(self.session.next_index - 1)
                 fault_points.reach("source.frozen")
-                self._note_state(self._session.next_index - 1)
+                self._note_state(self.session.next_index - 1)
             elif time.monotonic() > patience:
                 raise SessionFrozenError(
-                    f"session {self._session.session_id}: busy for {FREEZE_S:.0f} s; no time to cut"
+                    f"session {self.session.session_id}: busy for {FREEZE_S:.0f} s; no time to cut"
                 )
         return index < len(tape.items)
 
     def _note_state(self, cut: int) -> None:
         """Keep what the session is before its boundary call: sent again, it is the same bytes."""
-        self._states = state_bytes(self._session, cut)
+        self._states = state_bytes(self.session, cut)
 
     async def _load(self, index: int) -> Loaded:
         await self._compute(self.tape.rows_needed(index))
@@ -185,9 +186,9 @@ class Producer:
 
     async def _compute(self, rows: int) -> None:
         """Compute known tokens, one grid call after the other, until ``rows`` rows exist."""
-        while self._session.position < rows:
-            calls = await self._engine.call(self._session.backlog_calls)
-            self.zero_s = await self._engine.call(_prefill, self._session, calls[0])
+        while self.session.position < rows:
+            calls = await self._engine.call(self.session.backlog_calls)
+            self.zero_s = await self._engine.call(_prefill, self.session, calls[0])
             for report in self._watchers:
                 report()
 
@@ -197,7 +198,7 @@ class Producer:
         kept = self._kept.get(item)
         if kept is not None:
             return kept
-        tile = await self._engine.call(self._session.generation.read_tile, item)
+        tile = await self._engine.call(self.session.generation.read_tile, item)
         if self.tape.overwritten_next(item):
             # Should the target lose it, it cannot be read again.
             self._kept[item] = tile
@@ -205,7 +206,7 @@ class Producer:
 
     def _seal(self, loaded: Loaded, named: frozenset[bytes]) -> Sealed:
         chunk = seal_item(
-            self._binding, self._session.token_ids, self._states, loaded.item, loaded.tile
+            self._binding, self.session.token_ids, self._states, loaded.item, loaded.tile
         )
         held = chunk.reference.seal_id in named
         return Sealed(loaded.index, b"" if held else encode_object(chunk.object), chunk.reference)
