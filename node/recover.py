@@ -29,11 +29,12 @@ from node.errors import (
     InventoryError,
     StaleTokenError,
 )
+from node.migration.admission import Target, base_of, spool_name
 from node.migration.journal import Entry
 from node.migration.messages import nonce_of
 from node.migration.spool import private_paths
 from node.migration.table import TargetState
-from node.migration.target import Target, Transfers, spool_name
+from node.migration.target import Transfers
 from node.packs import require_engine_rows
 from node.session import Session
 from node.state import SessionState, decode_sampler, decode_state
@@ -147,7 +148,7 @@ async def _settle_published(
 async def _is_committed(target: Target, transfers: Transfers, entry: Entry) -> bool:
     """Whether the session of a published pack is this node's; makes it so where it still can."""
     directory, node = target.sessions.directory, target.sessions.node
-    base = await transfers.base_of(entry)
+    base = await base_of(target, entry)
     try:
         if base is not None:
             await settle(directory, entry.session_id, base, node, nonce_of(entry.key, entry.digest))

@@ -25,10 +25,11 @@ from node.enroll import TENANT_KEY
 from node.errors import ListenError
 from node.files import make_private_folder
 from node.migration import wire
+from node.migration.admission import Target
 from node.migration.journal import Journal
 from node.migration.moves import Moves
 from node.migration.source import Source
-from node.migration.target import Target, Transfers
+from node.migration.target import Transfers
 from node.migration_service import MigrationService
 from node.pb.v1 import session_pb2_grpc
 from node.recover import recover

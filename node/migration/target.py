@@ -15,35 +15,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from google.protobuf.message import DecodeError
-
-from kvpack.bundle import parse_token_ids
-from kvpack.chunk import ChunkClass, open_chunk
 from kvpack.errors import KvpackError
-from kvpack.identity import require_same_identity
 from node import fault_points
-from node.binding import PackBinding
 from node.directory import Ownership, OwnershipToken, settle, transfer_settled
-from node.engine_thread import EngineThread
 from node.errors import (
-    ConsentError,
-    DirectoryAmbiguousError,
     DirectoryError,
     InventoryError,
-    JournalError,
-    NodeBusyError,
-    PeerRefusedError,
     ReplayError,
     StaleTokenError,
     TransferNotFoundError,
     TransferStateError,
 )
+from node.migration.admission import (
+    Target,
+    base_of,
+    check_kind,
+    check_owner,
+    claim,
+    find_held,
+    let_go,
+    open_spool,
+    remembered,
+    spool_name,
+)
+from node.migration.book import Book
 from node.migration.held import HeldFile, HeldObjects, NothingHeld
 from node.migration.inbound import Inbound, Outcome
-from node.migration.journal import Entry, Journal, TransferKey, Verdict
-from node.migration.messages import Inventory, Offer, read_offer
+from node.migration.journal import Entry, TransferKey, Verdict
+from node.migration.messages import Inventory, Offer
 from node.migration.receiver import Receiver
-from node.migration.spool import NoSpool, Pack, Spool, left_over
+from node.migration.spool import left_over
 from node.migration.table import (
     TARGET_ENDED,
     TargetEffect,
@@ -51,48 +52,14 @@ from node.migration.table import (
     TargetState,
 )
 from node.migration.wire import Piece
-from node.pb.v1 import migration_pb2 as pb
-from node.sessions import SESSIONS_MAX, Sessions
-from node.tier import Tier
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: Transfers that may be under way at once, from all sources.
-OPEN_MAX: Final = 4
-
-#: A transfer without any progress for so long is given up, and its memory with it.
-LEASE_S: Final = 60.0
-
 #: The same while its stream is open: the source may be computing, or waiting for a live session to
 #: pause. A source that died ends its stream by a missed ping, and then the lease counts.
 STREAM_LEASE_S: Final = 900.0
-
-#: Ended transfers whose answers are kept for repeated questions.
-ENDED_MAX: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What every transfer into one node needs.
-
-    ``spools`` is False only where what arrives may be lost with a restart, as in a measurement.
-    Without a ``tier`` nothing is held but what an interrupted transfer left.
-    """
-
-    sessions: Sessions
-    engine: EngineThread
-    binding: PackBinding
-    journal: Journal
-    spool_dir: Path
-    lease_s: float = LEASE_S
-    spools: bool = True
-    tier: Tier | None = None
-
-    def new_pack(self, path: Path, header_bytes: bytes) -> Pack:
-        """Where the objects of one transfer go."""
-        return Spool(path, self.binding.key, header_bytes) if self.spools else NoSpool()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +71,11 @@ class Standing:
     failure: KvpackError | None
 
 
-class Transfers:
+class Transfers(Book):
     """All transfers into this node."""
 
     def __init__(self, target: Target) -> None:
-        self._target = target
-        self._inbound: dict[TransferKey, Inbound] = {}
+        super().__init__(target)
         self._preparing = asyncio.Lock()
 
     async def prepare(self, offer: Offer) -> Inbound:
@@ -124,12 +90,12 @@ class Transfers:
             FencedError: This node's lease is over.
         """
         self._target.sessions.lease.require()
-        self._check_kind(offer)
+        check_kind(self._target, offer)
         async with self._preparing:
             known = self._inbound.get(offer.key)
             if known is not None:
                 return await self._prepare_again(known, offer)
-            await self._check_owner(offer)
+            await check_owner(self._target, offer)
             held = await self._supersede(offer)
             try:
                 self._check_room()
@@ -152,12 +118,12 @@ class Transfers:
         """
         path = self._target.spool_dir / spool_name(entry.key)
         found = left_over(path)
-        offer = _remembered(entry)
+        offer = remembered(entry)
         if offer is None or not found:
             return False
         try:
-            self._check_kind(offer)
-            await self._check_owner(offer)
+            check_kind(self._target, offer)
+            await check_owner(self._target, offer)
             self._check_room()
             for shorter in found[1:]:
                 # From a start that was interrupted: it holds less of the same, under the name
@@ -172,30 +138,12 @@ class Transfers:
 
     async def abandon(self, entry: Entry) -> None:
         """End a transfer that a restart interrupted and that cannot be opened again."""
-        offer = _remembered(entry)
+        offer = remembered(entry)
         if offer is not None and offer.copy:
-            base = await self.base_of(entry)
+            base = await base_of(self._target, entry)
             if base is not None:
-                await self._let_go(offer, base)
+                await let_go(self._target, offer, base)
         await self._target.journal.record(entry.key, TargetState.ABORTED)
-
-    async def base_of(self, entry: Entry) -> OwnershipToken | None:
-        """The token that the commit of an interrupted transfer starts from; None: nobody knows.
-
-        Raises:
-            DirectoryError: The directory cannot be read.
-        """
-        offer = _remembered(entry)
-        if offer is None or not offer.copy:
-            return None if offer is None else offer.token
-        owner = await self._target.sessions.directory.owner(entry.session_id)
-        if isinstance(owner, Ownership) and owner.nonce in (offer.claim_nonce, offer.nonce):
-            return owner.token
-        return None
-
-    def open_offers(self) -> list[Offer]:
-        """What every transfer under way was prepared with."""
-        return [one.offer for one in self._inbound.values() if one.state not in TARGET_ENDED]
 
     async def push(self, key: TransferKey, pieces: AsyncIterator[Piece]) -> int:
         """Take the chunks of one stream. Where it ends says nothing: only Seal does.
@@ -289,51 +237,6 @@ class Transfers:
                     inbound.forget_session()
                     await inbound.receiver.suspend()
 
-    def _check_kind(self, offer: Offer) -> None:
-        binding = self._target.binding
-        if offer.header.identity.tenant != binding.identity.tenant:
-            # Whose node this is concerns nobody of another tenant: the wire says no more than that.
-            raise PeerRefusedError(
-                f"{offer.key.source}: a transfer of tenant {offer.header.identity.tenant!r}, "
-                f"this node holds {binding.identity.tenant!r}"
-            )
-        require_same_identity(binding.identity, offer.header.identity)
-        if offer.header.epoch != binding.key.epoch:
-            raise ReplayError(
-                f"key epoch {offer.header.epoch}: this node is in epoch {binding.key.epoch}"
-            )
-        difference = binding.numerics.first_difference(offer.numerics)
-        if difference is not None and not offer.accept_compatible:
-            name, ours, theirs = difference
-            raise ConsentError(
-                f"numerics.{name}: expected {ours}, found {theirs}; "
-                "the continuation can only be compatible, which needs consent"
-            )
-
-    async def _check_owner(self, offer: Offer) -> None:
-        """What the source says about ownership is compared with the directory, not believed."""
-        if offer.session_id in self._target.sessions:
-            raise TransferStateError(f"session {offer.session_id}: lives here")
-        if offer.token is None:
-            return
-        entry = await self._target.sessions.directory.owner(offer.session_id)
-        if (
-            not isinstance(entry, Ownership)
-            or entry.node != offer.key.source
-            or entry.token != offer.token
-        ):
-            raise StaleTokenError(
-                f"session {offer.session_id}: node {offer.key.source} does not own it "
-                f"by revision {offer.token.revision}"
-            )
-
-    def _check_room(self) -> None:
-        count = self._open_count()
-        if count >= OPEN_MAX:
-            raise NodeBusyError(f"{OPEN_MAX} transfers are under way")
-        if len(self._target.sessions) + count >= SESSIONS_MAX:
-            raise NodeBusyError(f"this node holds {SESSIONS_MAX} sessions, as many as it may")
-
     async def _supersede(self, offer: Offer) -> HeldObjects:
         """Give up an older transfer of the same session from the same source, but keep its objects.
 
@@ -349,23 +252,12 @@ class Transfers:
         for inbound in older:
             async with inbound.lock:
                 inbound.require(TargetEvent.SUPERSEDED)
-                held = await asyncio.to_thread(self._open_spool, inbound.offer)
+                held = await asyncio.to_thread(open_spool, self._target, inbound.offer)
                 inbound.failure = TransferStateError(f"superseded by {offer.key}")
                 inbound.step(TargetEvent.SUPERSEDED)
                 await self._discard(inbound)
                 return held
-        return await self._find_held(offer)
-
-    async def _find_held(self, offer: Offer) -> HeldObjects:
-        """What the storage tier has of the rows that are offered. A proposal: ids decide."""
-        tier = self._target.tier
-        if tier is None or not offer.token_chunks:
-            return NothingHeld()
-        return await tier.find(offer.session_id, open_token_ids(self._target.binding, offer))
-
-    def _open_spool(self, offer: Offer) -> HeldObjects:
-        found = left_over(self._target.spool_dir / spool_name(offer.key))
-        return HeldFile(found[0], len(offer.header_bytes)) if found else NothingHeld()
+        return await find_held(self._target, offer)
 
     async def _take_again(self, inbound: Inbound, path: Path) -> None:
         """Take the objects of an old spool file as if they came now; then the file may go."""
@@ -407,7 +299,7 @@ class Transfers:
         path = target.spool_dir / spool_name(key)
         base: OwnershipToken | None = None
         try:
-            base = offer.token or await self._claim(offer)
+            base = offer.token or await claim(self._target, offer)
             fault_points.reach("target.claim.after")
             receiver = await Receiver.begin(
                 target.engine,
@@ -418,7 +310,7 @@ class Transfers:
             )
         except KvpackError:
             if base is not None:
-                await self._let_go(offer, base)
+                await let_go(self._target, offer, base)
             await target.journal.record(key, TargetState.ABORTED)
             raise
         exact = offer.numerics == target.binding.numerics
@@ -428,32 +320,6 @@ class Transfers:
         self._forget_ended()
         log.info("%s: open, session %s, %d tokens", key, offer.session_id, offer.position)
         return inbound
-
-    async def _claim(self, offer: Offer) -> OwnershipToken:
-        """A copy is this node's own session: claimed first, published by the commit."""
-        directory, nonce = self._target.sessions.directory, offer.claim_nonce
-        entry = await directory.owner(offer.session_id)
-        if isinstance(entry, Ownership) and entry.nonce == nonce:
-            return entry.token  # by this transfer, before a restart
-        try:
-            return await directory.claim(offer.session_id, self._target.sessions.node, nonce)
-        except DirectoryAmbiguousError:
-            entry = await directory.owner(offer.session_id)
-            if isinstance(entry, Ownership) and entry.nonce == nonce:
-                return entry.token
-            raise
-
-    async def _let_go(self, offer: Offer, base: OwnershipToken) -> None:
-        """Give the claim of a copy up. A move has none: the session is the source's."""
-        if offer.token is not None:
-            return
-        try:
-            await self._target.sessions.directory.release(offer.session_id, base)
-        except StaleTokenError:
-            return
-        except DirectoryError as error:
-            # It stays claimed by this node, without a state, until its id is opened here again.
-            log.error("%s: the claim of %s stays: %s", offer.key, offer.session_id, error)
 
     async def _take_at_once(self, inbound: Inbound, number: int, piece: Piece) -> bool:
         """Take a piece that needs no waiting, and so no task that would outlive a hang-up."""
@@ -590,44 +456,6 @@ class Transfers:
         except KvpackError as error:
             log.warning("%s: %s", inbound.offer.key, error)
 
-    async def _give_up(self, inbound: Inbound, event: TargetEvent, error: KvpackError) -> None:
-        if not inbound.permits(event):
-            return
-        inbound.failure = error
-        inbound.step(event)
-        log.warning("%s: given up: %s", inbound.offer.key, error)
-        await self._discard(inbound)
-
-    async def _discard(self, inbound: Inbound) -> None:
-        inbound.forget_session()
-        await inbound.receiver.drop()
-        fault_points.reach("target.discard.dropped")
-        await self._let_go(inbound.offer, inbound.base)
-        await self._record(inbound)
-
-    async def _record(self, inbound: Inbound) -> None:
-        try:
-            committed = inbound.state is TargetState.COMMITTED
-            pack = spool_name(inbound.offer.key) if committed else ""
-            await self._target.journal.record(inbound.offer.key, inbound.state, pack)
-        except JournalError as error:
-            # After a restart the directory's nonce says the same; only the answer comes later.
-            log.error("%s: %s", inbound.offer.key, error)
-
-    def _find(self, key: TransferKey) -> Inbound:
-        inbound = self._inbound.get(key)
-        if inbound is None:
-            raise TransferNotFoundError(f"{key}: unknown here, or lost with a restart")
-        return inbound
-
-    def _open_count(self) -> int:
-        return sum(1 for one in self._inbound.values() if one.state not in TARGET_ENDED)
-
-    def _forget_ended(self) -> None:
-        ended = [key for key, one in self._inbound.items() if one.state in TARGET_ENDED]
-        for key in ended[: max(0, len(ended) - ENDED_MAX)]:
-            del self._inbound[key]
-
 
 _FAILED: Final = {
     TargetEffect.PROBE: TargetEvent.PROBE_BAD,
@@ -635,33 +463,6 @@ _FAILED: Final = {
     TargetEffect.TRANSFER: TargetEvent.CAS_UNKNOWN,
     TargetEffect.SETTLE: TargetEvent.CAS_UNKNOWN,
 }
-
-
-def _remembered(entry: Entry) -> Offer | None:
-    """What the transfer was prepared with, if this version still understands it."""
-    try:
-        request = pb.PrepareRequest.FromString(entry.request)
-        return read_offer(request, entry.key.source) if entry.request else None
-    except (KvpackError, DecodeError):
-        return None
-
-
-def open_token_ids(binding: PackBinding, offer: Offer) -> list[int]:
-    """The tokens of an offer, from the chunks that it carries.
-
-    Raises:
-        InventoryError: Chunks of something else, or not one after the other from 0 on.
-        KvpackError: A chunk does not open.
-    """
-    token_ids: list[int] = []
-    for number, data in enumerate(offer.token_chunks):
-        opened = open_chunk(binding.context, data, f"prepare.token_chunks[{number}]")
-        reference = opened.reference
-        found = (reference.chunk_class, reference.first_position)
-        if found != (ChunkClass.TOKEN_IDS, len(token_ids)):
-            raise InventoryError(f"prepare.token_chunks[{number}]: not the next token ids")
-        token_ids.extend(parse_token_ids(opened))
-    return token_ids
 
 
 async def _to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
@@ -677,8 +478,3 @@ async def _to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
         if not task.cancelled() and task.exception() is not None:
             log.info("after a hang-up: %s", task.exception())
         raise
-
-
-def spool_name(key: TransferKey) -> str:
-    """File name of the pack of a transfer. Source names are DNS labels."""
-    return f"{key.source}.{key.epoch}.{key.number}.kvpack"

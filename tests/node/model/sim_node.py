@@ -11,11 +11,12 @@ from model.sim_loop import Process, check_alive, spawn
 from node.config import Address
 from node.errors import DirectoryAmbiguousError, DirectoryError, JournalError
 from node.lease import NodeLease
+from node.migration.admission import Target
 from node.migration.journal import Journal
 from node.migration.moves import Moves
 from node.migration.source import Source
 from node.migration.spool import Spool
-from node.migration.target import Target, Transfers
+from node.migration.target import Transfers
 from node.migration_service import MigrationService, _answering
 from node.pb.v1 import migration_pb2 as pb
 from node.recover import recover

@@ -1,0 +1,81 @@
+"""The transfers into one node: a bounded collection, and how each of them ends."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from kvpack.errors import KvpackError
+from node import fault_points
+from node.errors import JournalError, NodeBusyError, TransferNotFoundError
+from node.migration.admission import Target, let_go, spool_name
+from node.migration.inbound import Inbound
+from node.migration.journal import TransferKey
+from node.migration.messages import Offer
+from node.migration.table import TARGET_ENDED, TargetEvent, TargetState
+from node.sessions import SESSIONS_MAX
+
+log = logging.getLogger(__name__)
+
+#: Transfers that may be under way at once, from all sources.
+OPEN_MAX: Final = 4
+
+#: Ended transfers whose answers are kept for repeated questions.
+ENDED_MAX: Final = 256
+
+
+class Book:
+    """What is known of every transfer: those under way, and the last that ended."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._inbound: dict[TransferKey, Inbound] = {}
+
+    def open_offers(self) -> list[Offer]:
+        """What every transfer under way was prepared with."""
+        return [one.offer for one in self._inbound.values() if one.state not in TARGET_ENDED]
+
+    def _find(self, key: TransferKey) -> Inbound:
+        inbound = self._inbound.get(key)
+        if inbound is None:
+            raise TransferNotFoundError(f"{key}: unknown here, or lost with a restart")
+        return inbound
+
+    def _open_count(self) -> int:
+        return sum(1 for one in self._inbound.values() if one.state not in TARGET_ENDED)
+
+    def _check_room(self) -> None:
+        count = self._open_count()
+        if count >= OPEN_MAX:
+            raise NodeBusyError(f"{OPEN_MAX} transfers are under way")
+        if len(self._target.sessions) + count >= SESSIONS_MAX:
+            raise NodeBusyError(f"this node holds {SESSIONS_MAX} sessions, as many as it may")
+
+    def _forget_ended(self) -> None:
+        ended = [key for key, one in self._inbound.items() if one.state in TARGET_ENDED]
+        for key in ended[: max(0, len(ended) - ENDED_MAX)]:
+            del self._inbound[key]
+
+    async def _give_up(self, inbound: Inbound, event: TargetEvent, error: KvpackError) -> None:
+        if not inbound.permits(event):
+            return
+        inbound.failure = error
+        inbound.step(event)
+        log.warning("%s: given up: %s", inbound.offer.key, error)
+        await self._discard(inbound)
+
+    async def _discard(self, inbound: Inbound) -> None:
+        inbound.forget_session()
+        await inbound.receiver.drop()
+        fault_points.reach("target.discard.dropped")
+        await let_go(self._target, inbound.offer, inbound.base)
+        await self._record(inbound)
+
+    async def _record(self, inbound: Inbound) -> None:
+        try:
+            committed = inbound.state is TargetState.COMMITTED
+            pack = spool_name(inbound.offer.key) if committed else ""
+            await self._target.journal.record(inbound.offer.key, inbound.state, pack)
+        except JournalError as error:
+            # After a restart the directory's nonce says the same; only the answer comes later.
+            log.error("%s: %s", inbound.offer.key, error)
