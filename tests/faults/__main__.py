@@ -21,10 +21,11 @@ from node.config import prepare_process
 # gRPC reads its environment when it is imported.
 prepare_process()
 
-from .campaign import Campaign, Result, kinds  # noqa: E402
+from .campaign import Campaign  # noqa: E402
 from .lab import Lab, started  # noqa: E402
 from .nursery import Nursery  # noqa: E402
 from .plan import plan_of  # noqa: E402
+from .result import Result, kinds  # noqa: E402
 
 
 async def campaign(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from kvpack.errors import KvpackError
 from node.config import Address
@@ -30,6 +29,7 @@ from .outside import (
     record_of,
 )
 from .plan import Plan
+from .result import Result, carried_out
 from .twin import Twins
 
 #: A move that has not ended by then hangs.
@@ -39,18 +39,6 @@ MOVE_S = 90.0
 MOVES_PER_SESSION = 12
 
 ARRIVE_TRIES = 4
-
-
-@dataclass
-class Result:
-    """What came of one run."""
-
-    plan: Plan
-    found: Findings = field(default_factory=Findings)
-    outcome: str = ""
-    fired: bool = False
-    starts: int = 0
-    seconds: float = 0.0
 
 
 class Campaign:
@@ -78,7 +66,8 @@ class Campaign:
         faults = Faults(
             {giving.name: list(plan.source), taking.name: list(plan.target)}, plan.pause_s
         )
-        since = len(giving.reached())
+        ends = (giving, taking)
+        since = [len(node.reached()) for node in ends]
         watchers = [asyncio.ensure_future(faults.watch(node)) for node in self.nodes]
         try:
             await self._disturb(plan, result, giving, taking, faults)
@@ -87,7 +76,7 @@ class Campaign:
             for node in self.nodes:
                 node.order("")
             try:
-                await check_release(self.lab, giving, since, self.talk, result.found)
+                await check_release(self.lab, giving, since[0], self.talk, result.found)
                 await self._check(plan, result, giving, taking)
             except (KvpackError, TimeoutError) as error:
                 result.found.other.append(f"while it was looked at: {error}")
@@ -96,7 +85,11 @@ class Campaign:
             for watcher in watchers:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
-        result.fired = faults.healed > 0 or "raise" in str(plan) or bool(plan.cuts)
+        result.fired |= faults.healed > 0 or any(
+            carried_out(order, node.reached()[place:])
+            for orders, node, place in zip((plan.source, plan.target), ends, since, strict=True)
+            for order in orders
+        )
         result.seconds = time.monotonic() - start
         if result.found.all():
             await self._begin_anew()
@@ -155,6 +148,7 @@ class Campaign:
         except TimeoutError:
             result.found.other.append("the move did not end")
         finally:
+            result.fired |= link.broken > 0
             follower.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 try:
@@ -273,11 +267,3 @@ class Campaign:
             node.order("")
             await node.kill()
             await node.start()
-
-
-def kinds(results: list[Result]) -> Counter:
-    """How many runs had which kind of finding."""
-    counts: Counter = Counter()
-    for result in results:
-        counts.update(kind for kind, texts in vars(result.found).items() if texts)
-    return counts

@@ -11,12 +11,13 @@ import pytest
 
 from node.config import Address
 
-from .campaign import Campaign, Result
+from .campaign import Campaign
 from .lab import Lab, NodeProcess, started
 from .link import Link
 from .outside import check_bits, check_disks, check_one_owner, find_server
 from .packets import CUT, FAIR, Air, Weather
 from .plan import Plan
+from .result import Result
 
 WEATHERS = (
     Weather("delay 40 ms", delay_s=0.04),
