@@ -14,7 +14,7 @@ import kvpack
 from kvpack.errors import KvpackError, LimitError
 from kvpack.wire import encode_layout
 from node.config import Address
-from node.migration.moves import Moves
+from node.migration.moves import TARGETS_MAX, Moves, OfTarget, Targets
 from node.migration.source import Moved, Order, Progress
 from node.migration.wire import token_message, token_value
 from node.pb.v1 import session_pb2 as pb
@@ -157,6 +157,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
     async def Migrate(
         self, request: pb.MigrateRequest, context: _Context
     ) -> AsyncIterator[pb.MigrateEvent]:
+        if request.targets:
+            async for told in self._fan_out(request):
+                yield told
+            return
         copy_as = request.copy_as and check_session_id(request.copy_as)
         address = Address.parse(request.target_address)
         order = Order(request.target_node, address, request.accept_compatible, copy_as)
@@ -168,6 +172,16 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 yield pb.MigrateEvent(progress=_progress(event))
             else:
                 yield pb.MigrateEvent(result=_result(event))
+
+    async def _fan_out(self, request: pb.MigrateRequest) -> AsyncIterator[pb.MigrateEvent]:
+        events = self._moves.fan_out(
+            request.session_id,
+            token_value(request.token),
+            request.token_ids,
+            targets_of(request),
+        )
+        async for told in events:
+            yield _of_target(told)
 
     @_answering
     async def CancelMove(
@@ -234,6 +248,43 @@ def decoding_of(sampling: pb.Sampling) -> DecodingState:
     )
     seed = sampling.seed if sampling.HasField("seed") else None
     return DecodingState(SamplerState.begin(parameters, seed))
+
+
+def targets_of(request: pb.MigrateRequest) -> Targets:
+    """The orders of a request for several targets.
+
+    Raises:
+        LimitError: Too many, a name twice or missing, or a single target beside them.
+    """
+    single = request.target_node or request.target_address or request.copy_as
+    if single:
+        raise LimitError("targets", "no target beside them", single)
+    return Targets(
+        tuple(
+            Order(
+                one.node,
+                Address.parse(one.address),
+                request.accept_compatible,
+                check_session_id(one.copy_as),
+            )
+            for one in request.targets[: TARGETS_MAX + 1]
+        )
+    )
+
+
+def _of_target(told: OfTarget) -> pb.MigrateEvent:
+    event = told.event
+    if isinstance(event, Progress):
+        return pb.MigrateEvent(progress=_progress(event), target=told.number)
+    if isinstance(event, Moved):
+        return pb.MigrateEvent(result=_result(event), target=told.number)
+    failure = pb.MigrateFailure(
+        target_node=event.order.target,
+        session_id=event.order.copy_as,
+        reason=event.error.reason,
+        detail=str(event.error),
+    )
+    return pb.MigrateEvent(failure=failure, target=told.number)
 
 
 def _progress(progress: Progress) -> pb.MigrateProgress:

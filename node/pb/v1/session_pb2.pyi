@@ -473,6 +473,7 @@ class MigrateRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ACCEPT_COMPATIBLE_FIELD_NUMBER: _builtins.int
     COPY_AS_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     target_node: _builtins.str
     """name in the target's certificate"""
@@ -487,6 +488,12 @@ class MigrateRequest(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """prompt to prefill on the way; may be empty"""
 
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___MigrateTarget]:
+        """Copies to several targets, 1 to 8, each chunk sealed once. Then target_node, target_address and
+        copy_as are empty, and one result or failure comes for each, in this order.
+        """
+
     def __init__(
         self,
         *,
@@ -497,14 +504,43 @@ class MigrateRequest(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         accept_compatible: _builtins.bool = ...,
         copy_as: _builtins.str = ...,
+        targets: _abc.Iterable[Global___MigrateTarget] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "copy_as", b"copy_as", "session_id", b"session_id", "target_address", b"target_address", "target_node", b"target_node", "token", b"token", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "copy_as", b"copy_as", "session_id", b"session_id", "target_address", b"target_address", "target_node", b"target_node", "targets", b"targets", "token", b"token", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MigrateRequest: _TypeAlias = MigrateRequest  # noqa: Y015
+
+@_typing.final
+class MigrateTarget(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    COPY_AS_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """name in its certificate"""
+    address: _builtins.str
+    """HOST:PORT"""
+    copy_as: _builtins.str
+    """name of its own session"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        address: _builtins.str = ...,
+        copy_as: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "copy_as", b"copy_as", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MigrateTarget: _TypeAlias = MigrateTarget  # noqa: Y015
 
 @_typing.final
 class CancelMoveRequest(_message.Message):
@@ -550,25 +586,67 @@ class MigrateEvent(_message.Message):
 
     PROGRESS_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    target: _builtins.int
+    """its place among targets"""
     @_builtins.property
     def progress(self) -> Global___MigrateProgress: ...
     @_builtins.property
     def result(self) -> Global___MigrateResult: ...
+    @_builtins.property
+    def failure(self) -> Global___MigrateFailure:
+        """only where several targets were asked for"""
+
     def __init__(
         self,
         *,
         progress: Global___MigrateProgress | None = ...,
         result: Global___MigrateResult | None = ...,
+        failure: Global___MigrateFailure | None = ...,
+        target: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "failure", b"failure", "progress", b"progress", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "failure", b"failure", "progress", b"progress", "result", b"result", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "result"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "result", "failure"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___MigrateEvent: _TypeAlias = MigrateEvent  # noqa: Y015
+
+@_typing.final
+class MigrateFailure(_message.Message):
+    """A copy to one of several targets that did not come about."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_NODE_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    target_node: _builtins.str
+    session_id: _builtins.str
+    """the name that it would have had there"""
+    reason: _builtins.str
+    """the stable word of the error"""
+    detail: _builtins.str
+    def __init__(
+        self,
+        *,
+        target_node: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "reason", b"reason", "session_id", b"session_id", "target_node", b"target_node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MigrateFailure: _TypeAlias = MigrateFailure  # noqa: Y015
 
 @_typing.final
 class MigrateProgress(_message.Message):
