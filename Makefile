@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-faults fuzz lint proto clean
+.PHONY: demo test test-slow test-faults fuzz fuzz-nightly lint proto clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvpack needs Python 3.11 or later; set PYTHON=...")'
@@ -43,6 +43,15 @@ fuzz: $(STAMP)
 	for target in header scan manifest chunk gate codec; do \
 	  mkdir -p .fuzz/$$target && \
 	  $(BIN)/python -m tests.fuzz $$target .fuzz/$$target -runs=$(FUZZ_RUNS) || exit 1; \
+	done
+
+# The same for some hours, from the corpora of the runs before: for a scheduled job.
+FUZZ_SECONDS ?= 3600
+fuzz-nightly: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
+	for target in header scan manifest chunk gate codec; do \
+	  mkdir -p .fuzz/$$target && \
+	  $(BIN)/python -m tests.fuzz $$target .fuzz/$$target -max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done
 
 lint: $(STAMP)
