@@ -34,11 +34,23 @@ def _run(work: Coroutine[Any, Any, int]) -> None:
 
 @click.command()
 @click.argument("session")
-@click.option("--to", "target", required=True, metavar="[NAME@]HOST:PORT", help="Where to.")
+@click.option(
+    "--to",
+    "targets",
+    required=True,
+    multiple=True,
+    metavar="[NAME@]HOST:PORT",
+    help="Where to; with --mode copy several times, for a copy on each.",
+)
 @_NODE
 @_CREDENTIALS
 @click.option("--mode", type=click.Choice(["move", "copy"]), default="move", show_default=True)
-@click.option("--as", "copy_as", metavar="ID", help="Name of the copy; default: SESSION-copy.")
+@click.option(
+    "--as",
+    "copy_as",
+    metavar="ID",
+    help="Name of the copy, of several ID-1, ID-2, ...; default: SESSION-copy.",
+)
 @click.option(
     "--accept",
     type=click.Choice(["compatible"]),
@@ -47,7 +59,7 @@ def _run(work: Coroutine[Any, Any, int]) -> None:
 @_JSON
 def migrate(
     session: str,
-    target: str,
+    targets: tuple[str, ...],
     node: str,
     credentials: Path,
     mode: str,
@@ -59,7 +71,8 @@ def migrate(
 
     The whole state goes: tokens, keys and values, sampler and text. Whoever streams from the
     session meanwhile gets each token once. Prints what was measured; exits with 0 only if the
-    target owns what it got, and with its verdicts.
+    target owns what it got, and with its verdicts. Several targets are sent one session at once;
+    then a result is printed for each.
 
     \b
     Example:
@@ -72,7 +85,15 @@ def migrate(
     if copy_as is not None and mode != "copy":
         raise UsageError("--as: only with --mode copy")
     name = (copy_as or f"{session}-copy") if mode == "copy" else ""
-    order = MigrateOrder(session, node, target, credentials, name, accept is not None, as_json)
+    accepted = accept is not None
+    if len(targets) > 1:
+        from node.migrate_several import CopiesOrder, copy_to_several
+
+        if mode != "copy":
+            raise UsageError("--to: one target, except with --mode copy")
+        copies = CopiesOrder(session, node, targets, credentials, name, accepted, as_json)
+        return _run(copy_to_several(copies))
+    order = MigrateOrder(session, node, targets[0], credentials, name, accepted, as_json)
     _run(migrate_session(order))
 
 

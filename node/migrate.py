@@ -104,7 +104,7 @@ async def migrate_session(order: MigrateOrder) -> int:
     if order.as_json:
         print(json.dumps(as_object(result)))
     else:
-        _show(result)
+        show(result)
     return EXIT_GOOD
 
 
@@ -147,7 +147,8 @@ def as_object(result: pb.MigrateResult) -> dict[str, Any]:
     return found
 
 
-def _show(result: pb.MigrateResult) -> None:
+def show(result: pb.MigrateResult) -> None:
+    """Print a result as a table."""
     table = Table(title=f"{result.session_id} on {result.target_node}", show_header=False)
     rows = (
         ("rows", f"{result.state_verdict}, {result.position} tokens"),
