@@ -92,7 +92,8 @@ def migrate(
         if mode != "copy":
             raise UsageError("--to: one target, except with --mode copy")
         copies = CopiesOrder(session, node, targets, credentials, name, accepted, as_json)
-        return _run(copy_to_several(copies))
+        _run(copy_to_several(copies))
+        return
     order = MigrateOrder(session, node, targets[0], credentials, name, accepted, as_json)
     _run(migrate_session(order))
 
