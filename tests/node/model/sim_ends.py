@@ -33,14 +33,9 @@ async def check(sim, clients) -> Ended:
     """
     if any(not client.done() for client in clients):
         sim.broken.append("a client or a move has not ended")
-    owner = sim.owner_now()
-    holders = sim.holders()
-    if not holders and any(fault.startswith("vanish") for fault in sim.faults):
-        # Started while the directory did not know the session: an operator starts it again.
-        sim.nodes[owner].stop()
-        await sim.nodes[owner].start()
-        holders = sim.holders()
-    lost = False
+    if any(fault.startswith("vanish") for fault in sim.faults):
+        await _start_again(sim)
+    owner, holders, lost = sim.owner_now(), sim.holders(), False
     if holders == [owner]:
         try:
             await sim.ask(sim.nodes[owner], 3)
@@ -52,10 +47,26 @@ async def check(sim, clients) -> Ended:
         sim.broken.append(f"owner {owner}, held by {holders}, {sim.must} tokens promised")
     for copy_id, target in sim.copies.items():
         await _check_copy(sim, copy_id, target)
-    await _check_leftovers(sim, owner)
+    await _check_leftovers(sim)
     if sim.broken:
         raise Broken(f"seed {sim.seed}: {'; '.join(sim.broken)}; faults: {sim.faults}")
     return Ended(owner, sim.moves, sim.moved, sim.crashes, len(sim.faults), lost)
+
+
+async def _start_again(sim) -> None:
+    """Start what was started while the directory did not know the session: it kept all it had."""
+    for node in sim.nodes.values():
+        idle = node.name == sim.owner_now() and not sim.holders()
+        if node.up and (idle or _left_over(node)):
+            node.stop()
+            await node.start()
+
+
+def _left_over(node: SimNode) -> list[str]:
+    """Names in the spool that no session of the node came in."""
+    sessions, _ = node.sessions.page("", 9)
+    known = {session.spool.name for session in sessions if session.spool is not None}
+    return sorted({path.name for path in node.spool.iterdir()} - known)
 
 
 async def _check_copy(sim, copy_id: str, target: str) -> None:
@@ -93,17 +104,15 @@ async def _check_claim(sim, node: SimNode, copy_id: str, target: str) -> None:
         sim.broken.append(f"{copy_id} is claimed by {node.name}, and cannot be opened: {error}")
 
 
-async def _check_leftovers(sim, owner: str) -> None:
+async def _check_leftovers(sim) -> None:
     for node in sim.nodes.values():
         if not node.up:
             sim.broken.append(f"{node.name} is not up in the end")
             continue
         if node.transfers.open_offers():
             sim.broken.append(f"{node.name} has an open transfer in the end")
-        known = {session.spool.name for session in node.sessions.page("", 9)[0]
-                 if session.spool is not None}  # fmt: skip
-        if left := {path.name for path in node.spool.iterdir()} - known:
-            sim.broken.append(f"{node.name} has left over {sorted(left)}")
+        if left := _left_over(node):
+            sim.broken.append(f"{node.name} has left over {left}")
     entry = await sim.directory.owner(SESSION)
     if not isinstance(entry, Ownership):
         sim.broken.append("nobody owns the session in the end")
