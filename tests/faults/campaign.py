@@ -15,7 +15,7 @@ from node.migration.wire import token_value
 from node.pb.v1 import session_pb2 as pb
 
 from .conversation import Conversation, WrongBits
-from .healing import Faults
+from .healing import Faults, lock_directory
 from .lab import NODES, Lab, NodeProcess
 from .link import Link
 from .nursery import Nursery
@@ -138,6 +138,7 @@ class Campaign:
         if plan.mode == "known":
             follower.cancel()
         link = Link(taking.address, plan.cuts)
+        locking = asyncio.ensure_future(lock_directory(self.lab, plan.lock_s))
         try:
             async with link.open() as address, asyncio.timeout(MOVE_S):
                 for _ in range(1 + plan.again):
@@ -148,6 +149,7 @@ class Campaign:
         except TimeoutError:
             result.found.other.append("the move did not end")
         finally:
+            await locking
             result.fired |= link.broken > 0
             follower.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import sqlite3
+import time
 from dataclasses import dataclass
 
-from .lab import NodeProcess
+from .lab import Lab, NodeProcess
+
+
+async def lock_directory(lab: Lab, seconds: float) -> None:
+    """Let nobody write to the directory for so long."""
+    if seconds:
+        await asyncio.to_thread(_lock, lab, seconds)
+
+
+def _lock(lab: Lab, seconds: float) -> None:
+    with contextlib.closing(sqlite3.connect(lab.directory, timeout=10.0)) as directory:
+        directory.isolation_level = None
+        directory.execute("BEGIN EXCLUSIVE")
+        time.sleep(seconds)
+        directory.execute("ROLLBACK")
 
 
 @dataclass

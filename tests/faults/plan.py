@@ -75,6 +75,7 @@ class Plan:
         cuts: Bytes after which the link breaks, for one connection after the other.
         again: Whether a client asks once more for a move that failed.
         pause_s: How long a paused process stays so.
+        lock_s: How long the directory takes no writes meanwhile.
     """
 
     seed: int
@@ -85,10 +86,12 @@ class Plan:
     cuts: tuple[int, ...]
     again: bool
     pause_s: float
+    lock_s: float = 0.0
 
     def __str__(self) -> str:
         orders = " ".join([*self.source, *self.target, *(f"cut:{n}" for n in self.cuts)])
-        return f"seed {self.seed}: {self.mode}: {orders}"
+        lock = f" directory away {self.lock_s:.1f} s" if self.lock_s else ""
+        return f"seed {self.seed}: {self.mode}: {orders}{lock}"
 
 
 def plan_of(seed: int, point: str | None = None, action: str | None = None) -> Plan:
@@ -118,7 +121,9 @@ def plan_of(seed: int, point: str | None = None, action: str | None = None) -> P
         other = draw.choice(RIVALS_TARGET if source and not target else RIVALS_SOURCE)
         source, target = (source, (other,)) if source and not target else ((other,), target)
     with_cut = cuts[:1] if draw.random() < 0.1 else ()
-    return Plan(seed, mode, point, source, target, with_cut, again, pause_s)
+    # Shorter and longer than a node's lease.
+    lock_s = draw.uniform(0.3, 1.5 * NODE_LEASE_S) if draw.random() < 0.15 else 0.0
+    return Plan(seed, mode, point, source, target, with_cut, again, pause_s, lock_s)
 
 
 def _action(draw: random.Random, point: str) -> str:
