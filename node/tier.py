@@ -34,6 +34,7 @@ from kvpack.store import (
     open_store,
     pinned_cut,
 )
+from kvpack.store.writer import INTENT_S
 from node.binding import PackBinding
 from node.files import make_private_folder
 from node.migration.held import HELD_MAX, HeldObjects, NothingHeld
@@ -43,6 +44,12 @@ log = logging.getLogger(__name__)
 #: Packs that wait to be kept. What comes while so many wait is not kept.
 WAITING_MAX: Final = 16
 
+#: How long a Prepare waits for the store. Whoever takes longer holds nothing.
+FIND_S: Final = 5.0
+
+#: How long chunks that were offered as held stay pinned: as long as a stream may take.
+PIN_S: Final = 6 * 3600
+
 _PAUSE_S: Final = 0.05
 
 
@@ -51,9 +58,11 @@ def lineage_of(binding: PackBinding, session_id: str) -> bytes:
     return binding.key.subkey("session-lineage", session_id.encode())[:16]
 
 
-def tools(budget: Budget) -> WriterTools:
+def tools(budget: Budget, intent_s: int = INTENT_S) -> WriterTools:
     """What a writer of the store may not draw by itself."""
-    return WriterTools(secrets.token_bytes(16), time.time, lambda: time.sleep(_PAUSE_S), budget)
+    return WriterTools(
+        secrets.token_bytes(16), time.time, lambda: time.sleep(_PAUSE_S), budget, intent_s
+    )
 
 
 class HeldCut:
@@ -165,8 +174,15 @@ class Tier:
         That is one of its own, or one whose rows this node computed. Numerics do not matter: what
         counts for the source is whether rows are equal, by content id.
         """
+        work = asyncio.to_thread(self._find, session_id, tuple(token_ids))
+        task = asyncio.ensure_future(work)
+        done, _ = await asyncio.wait({task}, timeout=FIND_S)
+        if not done:
+            log.warning("session %s: the store takes longer than %.0f s", session_id, FIND_S)
+            task.add_done_callback(_close)
+            return NothingHeld()
         try:
-            return await asyncio.to_thread(self._find, session_id, tuple(token_ids))
+            return task.result()
         except KvpackError as error:
             log.warning("session %s: the store finds nothing: %s", session_id, error)
             return NothingHeld()
@@ -203,7 +219,7 @@ class Tier:
         if position < GRID_TOKENS:
             return NothingHeld()
         pins = contextlib.ExitStack()
-        pins.enter_context(pinned_cut(self._store, cut_id, tools(self._budget)))
+        pins.enter_context(pinned_cut(self._store, cut_id, tools(self._budget, PIN_S)))
         return HeldCut(CutReader(self._store, self._keyring, cut_id), pins)
 
     def _deepest_of(self, lineage: bytes, token_ids: tuple[int, ...]) -> tuple[bytes, int]:
@@ -223,6 +239,12 @@ class _Wish:
     session_id: str
     pack: Path
     own: bool
+
+
+def _close(late: asyncio.Task[HeldObjects]) -> None:
+    """Let go of what was found too late."""
+    if not late.cancelled() and late.exception() is None:
+        late.result().close()
 
 
 def _token_ids(reader: BundleReader) -> list[int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 from node_support import WINDOW, HandSource, events, move, prompt, run
 
@@ -120,6 +123,29 @@ def test_what_a_peer_sent_serves_only_the_session_that_it_came_with(world):
 
     third, layout = run(work())
     assert third.held_bytes == sum(layout.state_bytes(kind, 599) for kind in LayerKind)
+
+
+def test_a_store_that_answers_too_late_holds_nothing(world, monkeypatch):
+    monkeypatch.setattr("node.tier.FIND_S", 0.1)
+    closed = []
+
+    class Late:
+        def close(self):
+            closed.append(True)
+
+    def find(*_):
+        time.sleep(0.5)
+        return Late()
+
+    async def work():
+        async with world.pair() as (_, giving, target, _):
+            monkeypatch.setattr(target.tier, "_find", find)
+            result = await move(giving, target, await giving.open("s"), prompt(600))
+            assert result.held_bytes == 0 and result.continuation_verdict == "exact"
+            await asyncio.sleep(0.6)
+
+    run(work())
+    assert closed == [True]
 
 
 def test_an_offer_whose_token_chunks_are_wrong_is_refused(world):
