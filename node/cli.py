@@ -83,6 +83,13 @@ def main() -> None:
     type=click.FloatRange(0.001, 60.0),
     help="Refuse to start if a durable write in --data-dir takes longer.",
 )
+@click.option(
+    "--store-root",
+    "store_roots",
+    type=_FOLDER,
+    multiple=True,
+    help="Clients may have sessions put into stores below this folder; may be repeated.",
+)
 @click.option("--stop-on-stdin-end", is_flag=True, hidden=True)
 @click.option("--transfer-lease", default=60.0, type=click.FloatRange(0.5, 600.0), hidden=True)
 @click.option("--fault-points", is_flag=True, hidden=True)
@@ -95,6 +102,7 @@ def serve(
     share_directory: bool,
     lease: float,
     volume_worst: float,
+    store_roots: tuple[Path, ...],
     stop_on_stdin_end: bool,
     transfer_lease: float,
     fault_points: bool,
@@ -120,7 +128,7 @@ def serve(
 
     config = ServeConfig(
         where, folder, data_dir, credentials, directory, volume_worst, lease, share_directory,
-        transfer_lease,
+        transfer_lease, store_roots=store_roots,
     )  # fmt: skip
     run(config, stop_on_stdin_end=stop_on_stdin_end)
 

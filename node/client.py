@@ -111,6 +111,19 @@ class NodeClient:
         request = pb.CancelMoveRequest(session_id=session.session_id, token=session.token)
         await self._call(self._stub.CancelMove, request, LOOK_S)
 
+    async def park(self, session: pb.SessionReply, store: str, *, copy: bool) -> pb.ParkReply:
+        """Move or copy a session into a store on the node's machine."""
+        request = pb.ParkRequest(
+            session_id=session.session_id, token=session.token, store=store, copy=copy
+        )
+        reply: pb.ParkReply = await self._call(self._stub.Park, request, WORK_S)
+        return reply
+
+    async def restore(self, request: pb.RestoreRequest) -> pb.RestoreReply:
+        """Bring a session out of a store to the node."""
+        reply: pb.RestoreReply = await self._call(self._stub.Restore, request, WORK_S)
+        return reply
+
     async def close_session(self, session: pb.SessionReply) -> None:
         """Give the session up."""
         request = pb.CloseRequest(session_id=session.session_id, token=session.token)

@@ -75,7 +75,8 @@ class ServeConfig:
         lease_s: How long this node's lease runs without a renewal.
         share_directory: Serve the directory file to other nodes.
         transfer_lease_s: How long a transfer into this node may make no progress.
-        store: What the store of cuts may take.
+        store: What a store of cuts may take.
+        store_roots: Folders below which clients may have sessions put into stores.
     """
 
     address: Address
@@ -88,6 +89,7 @@ class ServeConfig:
     share_directory: bool = False
     transfer_lease_s: float = 60.0
     store: Budget = field(default_factory=Budget)
+    store_roots: tuple[Path, ...] = ()
 
 
 def prepare_process() -> None:

@@ -44,6 +44,7 @@ from node.errors import (
     UsageError,
 )
 from node.migration.wire import peer_error, token_message, token_value
+from node.parked import identity_of
 from node.pb.v1 import directory_pb2 as pb
 from node.trust import open_channel
 
@@ -125,7 +126,13 @@ class RemoteDirectory:
     async def transfer(
         self, session_id: str, token: OwnershipToken, node: str, nonce: bytes
     ) -> OwnershipToken:
-        return await self._take("Transfer", session_id, token, node, nonce)
+        store = identity_of(node)
+        if store is None:
+            return await self._take("Transfer", session_id, token, node, nonce)
+        request = pb.TransferRequest(
+            session_id=session_id, token=token_message(token), nonce=nonce, store=store
+        )
+        return _read_token(await self._write("Transfer", request, pb.TokenReply))
 
     async def takeover(
         self, session_id: str, token: OwnershipToken, node: str, nonce: bytes

@@ -1,8 +1,8 @@
 """The Directory service: this node's directory file, for the nodes of other machines.
 
 Who calls is the name in its certificate. A node writes for itself alone: it becomes the owner by
-claim, transfer and takeover, and it puts and releases only what it owns. A token names one write,
-and a write has one owner, so looking who that is before the compare leaves no gap.
+claim, transfer and takeover, and it puts, releases and gives to a store only what it owns. A token
+names one write, and a write has one owner, so looking who that is before the compare leaves no gap.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from node.directory_messages import (
 from node.directory_sqlite import PAGE_MAX, SqliteDirectory
 from node.errors import NodeBusyError, StaleTokenError
 from node.migration.wire import token_message, token_value
+from node.parked import store_owner
 from node.pb.v1 import directory_pb2 as pb
 from node.session import check_session_id
 from node.status import refuse
@@ -102,8 +103,12 @@ class DirectoryService:
 
     async def _transfer(self, request: pb.TransferRequest, caller: str) -> pb.TokenReply:
         session_id, nonce = check_session_id(request.session_id), nonce_value(request.nonce)
-        token = token_value(request.token)
-        return _token(await self._directory.transfer(session_id, token, caller, nonce))
+        token, owner = token_value(request.token), caller
+        if request.store:
+            # Only who owns it may give it away.
+            await self._require_callers(session_id, token, caller)
+            owner = store_owner(request.store)
+        return _token(await self._directory.transfer(session_id, token, owner, nonce))
 
     async def _takeover(self, request: pb.TransferRequest, caller: str) -> pb.TokenReply:
         session_id, nonce = check_session_id(request.session_id), nonce_value(request.nonce)

@@ -24,6 +24,7 @@ from node.directory import (
     lease_ms,
 )
 from node.errors import DirectoryAmbiguousError, DirectoryError, LeaseLiveError
+from node.parked import identity_of
 
 _T = TypeVar("_T")
 
@@ -152,6 +153,11 @@ class SqliteDirectory:
 
     def _begin_to_count(self, connection: sqlite3.Connection, session_id: str) -> None:
         record = tables.read_record(connection, session_id)
+        if isinstance(record, Ownership) and identity_of(record.node) is not None:
+            # No lease ever ends there, and whoever took it over would have nothing to serve.
+            raise LeaseLiveError(
+                f"session {session_id}: lies in a store; kvnode session restore brings it back"
+            )
         if isinstance(record, Ownership):
             tables.begin_to_count(connection, record.node, self._now_ms())
 

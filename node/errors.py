@@ -105,6 +105,8 @@ class SessionMovedError(SessionNotFoundError):
         self.owner = owner
         self.address = address
         where = f"owned by node {owner}" if owner else "moved away"
+        if owner.startswith("store."):
+            where = f"lies in {owner}; kvnode session restore brings it back"
         super().__init__(f"session {session_id}: {where}")
 
 

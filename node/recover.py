@@ -27,6 +27,7 @@ from node.errors import (
     DirectoryAmbiguousError,
     DirectoryError,
     InventoryError,
+    JournalError,
     StaleTokenError,
 )
 from node.migration.admission import Target, base_of, spool_name
@@ -38,6 +39,8 @@ from node.migration.target import Transfers
 from node.packs import require_engine_rows
 from node.session import Session
 from node.state import SessionState, decode_sampler, decode_state
+from node.stores import StoreRoots
+from node.unparked import fetch_back
 
 if TYPE_CHECKING:
     from engine import DecodingState
@@ -56,8 +59,15 @@ class Recovered:
     lost: tuple[str, ...]
 
 
-async def recover(target: Target, transfers: Transfers) -> Recovered:
+async def recover(
+    target: Target, transfers: Transfers, roots: StoreRoots | None = None
+) -> Recovered:
     """Settle or reopen open transfers, remove leftovers, restore sessions. Before serving anything.
+
+    Args:
+        target: This node.
+        transfers: Its transfers.
+        roots: Where stores may lie; None: nowhere.
 
     Raises:
         DirectoryError: The directory cannot be read: then nothing may be served.
@@ -75,7 +85,16 @@ async def recover(target: Target, transfers: Transfers) -> Recovered:
     restored: list[str] = []
     lost: list[str] = []
     for entry in owned:
-        name = packs.get(entry.session_id)
+        try:
+            newer = await fetch_back(target, roots or StoreRoots(), entry)
+        except (DirectoryError, JournalError):
+            raise
+        except (KvpackError, OSError) as error:
+            # A pack from before would lose what lies there whole, and so would opening it anew.
+            log.error("session %s: lies in a store, out of reach: %s", entry.session_id, error)
+            lost.append(entry.session_id)
+            continue
+        name = newer or packs.get(entry.session_id)
         if name is not None and await _restore(target, entry, target.spool_dir / name):
             restored.append(entry.session_id)
         elif entry.session_id not in claimed:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvpack.bundle import BundleWriter
-from kvpack.chunk import ChunkClass
+from kvpack.chunk import ChunkClass, SealedChunk
 from kvpack.identity import CallSchedule
 from kvpack.layout import LayerKind
 from kvpack.publish import publish_new
@@ -96,13 +96,21 @@ async def write_cut(
 
         stack.push_async_exit(leave)
         writer = BundleWriter(sink, binding.key, binding.header_bytes)
-        for item in cut.tape.items:
-            tile = await _tile(engine, cut, item)
-            await asyncio.to_thread(_add, writer, binding, cut, item, tile)
+        async for chunk in chunks_of(engine, binding, cut):
+            await asyncio.to_thread(writer.add, chunk)
         blob = manifest_blob(binding, cut.position, cut.schedule, writer.references)
         await asyncio.to_thread(writer.finish, blob)
         file_bytes = sink.written_bytes
     return SavedPack(path, file_bytes, cut.position)
+
+
+async def chunks_of(
+    engine: EngineThread, binding: PackBinding, cut: HeldCut
+) -> AsyncIterator[SealedChunk]:
+    """Every chunk of a cut, in order, each sealed when it is asked for."""
+    for item in cut.tape.items:
+        tile = await _tile(engine, cut, item)
+        yield await asyncio.to_thread(seal_item, binding, cut.token_ids, cut.states, item, tile)
 
 
 async def _tile(engine: EngineThread, cut: HeldCut, item: Item) -> Tile | None:
@@ -110,9 +118,3 @@ async def _tile(engine: EngineThread, cut: HeldCut, item: Item) -> Tile | None:
         return None
     kept = cut.windows.get(item)
     return kept if kept is not None else await engine.call(cut.generation.read_tile, item)
-
-
-def _add(
-    writer: BundleWriter, binding: PackBinding, cut: HeldCut, item: Item, tile: Tile | None
-) -> None:
-    writer.add(seal_item(binding, cut.token_ids, cut.states, item, tile))

@@ -26,8 +26,10 @@ from node.errors import ListenError
 from node.files import make_private_folder
 from node.migration import wire
 from node.migration.admission import Target
+from node.migration.depot import Depot
 from node.migration.journal import Journal
 from node.migration.moves import Moves
+from node.migration.restore import Restorer
 from node.migration.source import Source
 from node.migration.target import Transfers
 from node.migration_service import MigrationService
@@ -36,6 +38,7 @@ from node.recover import recover
 from node.session_service import SERVICE as SESSION_SERVICE
 from node.session_service import SessionService
 from node.sessions import Sessions
+from node.stores import StoreRoots
 from node.tier import Tier
 from node.trust import (
     Gate,
@@ -69,6 +72,7 @@ class Node:
         sessions: What it owns.
         transfers: What comes in.
         moves: What goes out.
+        depot: What goes into stores and comes back.
         tier: The store of cuts; None where nothing is kept.
     """
 
@@ -77,6 +81,7 @@ class Node:
     sessions: Sessions
     transfers: Transfers
     moves: Moves
+    depot: Depot
     tier: Tier | None
 
 
@@ -137,15 +142,18 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         binding = PackBinding.of(engine.model, key)
         source = Source(sessions, engine, binding, journal, _connector(live))
         spool = config.data_dir / SPOOL
+        roots = StoreRoots(config.store_roots, config.store)
         tier = fitting.tier(config, binding)
         target = Target(
             sessions, engine, binding, journal, spool, config.transfer_lease_s, fitting.spools, tier
         )
         transfers = Transfers(target)
-        recovered = await recover(target, transfers)
+        recovered = await recover(target, transfers, roots)
         log.info("volume: worst of %d durable writes %.1f ms", bound.reserves, 1000 * worst_s)
         log.info("restored %d sessions, %d lost", len(recovered.restored), len(recovered.lost))
-        node = Node(name, address, sessions, transfers, Moves(source), tier)
+        moves = Moves(source)
+        depot = Depot(moves, Restorer(target, transfers, roots), roots)
+        node = Node(name, address, sessions, transfers, moves, depot, tier)
         if tier is not None:
             tier.start()
             stack.push_async_callback(tier.close)
@@ -187,7 +195,7 @@ def _add_services(
     gate = Gate(live)
     server.add_generic_rpc_handlers((MigrationService(node.transfers, gate).handlers(),))
     session_pb2_grpc.add_SessionServicer_to_server(
-        SessionService(node.sessions, node.moves, packs_dir, node.tier), server
+        SessionService(node.sessions, node.moves, packs_dir, node.depot, node.tier), server
     )
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
@@ -201,6 +209,7 @@ async def _stop(
 ) -> None:
     await health_service.enter_graceful_shutdown()
     await node.moves.close()
+    await node.depot.close()
     await server.stop(GRACE_S)
     await node.transfers.close()
     log.info("stopped")

@@ -14,7 +14,10 @@ import kvpack
 from kvpack.errors import KvpackError, LimitError
 from kvpack.wire import encode_layout
 from node.config import Address
+from node.migration.depot import Depot
 from node.migration.moves import TARGETS_MAX, Moves, OfTarget, Targets
+from node.migration.park import ParkOrder
+from node.migration.restore import RestoreOrder
 from node.migration.source import Moved, Order, Progress
 from node.migration.wire import token_message, token_value
 from node.pb.v1 import session_pb2 as pb
@@ -77,8 +80,14 @@ class SessionService(session_pb2_grpc.SessionServicer):
     """What clients call."""
 
     def __init__(
-        self, sessions: Sessions, moves: Moves, packs_dir: Path, tier: Tier | None = None
+        self,
+        sessions: Sessions,
+        moves: Moves,
+        packs_dir: Path,
+        depot: Depot,
+        tier: Tier | None = None,
     ) -> None:
+        self._depot = depot
         self._sessions = sessions
         self._tier = tier
         self._moves = moves
@@ -203,6 +212,41 @@ class SessionService(session_pb2_grpc.SessionServicer):
             self._tier.keep_later(request.session_id, saved.path, own=True)
         return pb.SaveReply(
             path=str(saved.path), file_bytes=saved.file_bytes, position=saved.position
+        )
+
+    @_answering
+    async def Park(self, request: pb.ParkRequest, context: _Context) -> pb.ParkReply:
+        order = ParkOrder(request.store, request.copy)
+        parked = await self._depot.park(request.session_id, token_value(request.token), order)
+        reply = pb.ParkReply(
+            store_id=parked.parked.identity,
+            cut_id=parked.parked.cut_id,
+            position=parked.parked.position,
+            objects=parked.objects,
+            object_bytes=parked.object_bytes,
+            written_bytes=parked.written_bytes,
+        )
+        if parked.token is not None:
+            reply.token.CopyFrom(token_message(parked.token))
+        return reply
+
+    @_answering
+    async def Restore(self, request: pb.RestoreRequest, context: _Context) -> pb.RestoreReply:
+        order = RestoreOrder(
+            check_session_id(request.session_id),
+            request.store,
+            request.restore_as and check_session_id(request.restore_as),
+            request.accept_compatible,
+        )
+        restored = await self._depot.restore(order)
+        return pb.RestoreReply(
+            session=_reply(await self._sessions.find(order.name)),
+            store_id=restored.identity,
+            cut_id=restored.cut_id,
+            continuation_verdict="exact" if restored.outcome.exact else "compatible",
+            drift=restored.outcome.drift,
+            objects=restored.objects,
+            object_bytes=restored.object_bytes,
         )
 
     @_answering

@@ -6,6 +6,7 @@ another version refuses it by its number.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -26,6 +27,10 @@ MESSAGE_BYTES_MAX: Final = 1 << 20
 MESSAGES_MAX: Final = 4096
 STATE_BYTES_MAX: Final = 3 << 20
 
+#: Logits of 262,144 tokens in float32. With as many messages they do not fit into one chunk.
+LOGITS_BYTES_MAX: Final = 1 << 20
+DIGEST_BYTES: Final = 32
+
 #: A sampler with 1,024 biases, 4,096 tokens of history and four stop strings is far below.
 SAMPLER_BYTES_MAX: Final = 256 << 10
 
@@ -37,6 +42,8 @@ _RULE: Final = MessageRule(
             2: FieldRule("revision", Kind.UINT, high=_U63),
             3: FieldRule("context_epoch", Kind.UINT, high=_U63),
             4: FieldRule("messages", Kind.BYTES, high=MESSAGE_BYTES_MAX, count_max=MESSAGES_MAX),
+            5: FieldRule("boundary_digest", Kind.BYTES, high=DIGEST_BYTES, low=DIGEST_BYTES),
+            6: FieldRule("boundary_logits", Kind.BYTES, high=LOGITS_BYTES_MAX),
         }
     ),
     required=frozenset(),
@@ -54,6 +61,8 @@ class SessionState:
         context_epoch: How often its context was rebuilt.
         messages: The conversation that a rebuild would begin from, one JSON object each. The
             user's text.
+        boundary_digest: Of the boundary call's logits, in a cut that lies in a store; else empty.
+        boundary_logits: The logits themselves, where they fit.
 
     Raises:
         LimitError: A value is outside its range.
@@ -63,6 +72,8 @@ class SessionState:
     revision: int = 0
     context_epoch: int = 0
     messages: tuple[bytes, ...] = field(default=(), repr=False)
+    boundary_digest: bytes = b""
+    boundary_logits: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         limits.check_range("session.pending_token", self.pending_token, 0, limits.TOKEN_ID_MAX)
@@ -71,6 +82,12 @@ class SessionState:
         limits.check_range("session.messages", len(self.messages), 0, MESSAGES_MAX)
         for message in self.messages:
             limits.check_range("session.messages", len(message), 1, MESSAGE_BYTES_MAX, "bytes")
+        digest_bytes, logits_bytes = len(self.boundary_digest), len(self.boundary_logits)
+        if digest_bytes:
+            most = DIGEST_BYTES
+            limits.check_range("session.boundary_digest", digest_bytes, most, most, "bytes")
+        high = LOGITS_BYTES_MAX if digest_bytes else 0
+        limits.check_range("session.boundary_logits", logits_bytes, 0, high, "bytes")
 
 
 def encode_state(state: SessionState) -> bytes:
@@ -84,6 +101,8 @@ def encode_state(state: SessionState) -> bytes:
         revision=state.revision,
         context_epoch=state.context_epoch,
         messages=state.messages,
+        boundary_digest=state.boundary_digest,
+        boundary_logits=state.boundary_logits,
     ).SerializeToString(deterministic=True)
     limits.check_range("session.bytes", len(encoded), 0, STATE_BYTES_MAX, "bytes")
     return bytes((STATE_VERSION,)) + encoded
@@ -101,8 +120,20 @@ def decode_state(plaintext: bytes | memoryview) -> SessionState:
     scan(_RULE, encoded, "session")
     message = state_pb2.SessionState.FromString(encoded)
     return SessionState(
-        message.pending_token, message.revision, message.context_epoch, tuple(message.messages)
-    )
+        message.pending_token, message.revision, message.context_epoch, tuple(message.messages),
+        message.boundary_digest, message.boundary_logits,
+    )  # fmt: skip
+
+
+def with_boundary(state: SessionState, digest: bytes, logits: bytes) -> SessionState:
+    """``state`` with what its boundary call gave; without the logits where they do not fit.
+
+    Raises:
+        LimitError: The digest has another length.
+    """
+    room = STATE_BYTES_MAX - sum(len(message) + 8 for message in state.messages) - 256
+    kept = logits if len(logits) <= min(room, LOGITS_BYTES_MAX) else b""
+    return dataclasses.replace(state, boundary_digest=digest, boundary_logits=kept)
 
 
 def encode_sampler(decoding: DecodingState) -> bytes:

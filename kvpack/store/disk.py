@@ -88,6 +88,9 @@ class Disk(Protocol):
     def lock(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Hold a lock that dies with the process. Raises StoreBusyError where it is held."""
 
+    def close_root(self) -> None:
+        """Give the folder back; the disk is of no use afterwards."""
+
 
 class PosixDisk:
     """A real folder. Names are opened relative to open folders, and links are never followed.

@@ -69,6 +69,10 @@ class LocalStore:
         """How messages call it."""
         return self._place
 
+    def close(self) -> None:
+        """Give the folder back; the store is of no use afterwards."""
+        self._disk.close_root()
+
     def identity(self, proposal: bytes) -> bytes:
         """See :class:`kvpack.store.interface.ObjectStore`."""
         names.check_bytes("store.identity", proposal, names.IDENTITY_BYTES)

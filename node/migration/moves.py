@@ -240,7 +240,7 @@ class Moves:
                 await engine.call(session.extend, token_ids)
                 tape = Tape.known(self.binding.layout, max(1, session.next_index - 1))
             if moving:
-                stack.enter_context(self._one_move(session_id))
+                stack.enter_context(self.one_move(session_id))
             if session.next_index < 2:
                 raise SessionStateError(
                     f"session {session_id}: {session.next_index} tokens are known; "
@@ -262,7 +262,12 @@ class Moves:
         move.cancel()
 
     @contextlib.contextmanager
-    def _one_move(self, session_id: str) -> Iterator[None]:
+    def one_move(self, session_id: str) -> Iterator[None]:
+        """Be the one move of a session, wherever it goes, while the block runs.
+
+        Raises:
+            SessionStateError: Another one is under way.
+        """
         if session_id in self._under_way:
             raise SessionStateError(f"session {session_id}: a move of it is under way")
         self._under_way[session_id] = None

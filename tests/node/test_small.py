@@ -29,6 +29,7 @@ from node.state import (
     decode_state,
     encode_sampler,
     encode_state,
+    with_boundary,
 )
 
 
@@ -69,6 +70,7 @@ STATES = st.builds(
     st.integers(0, 2**63 - 1),
     st.integers(0, 2**63 - 1),
     st.lists(st.binary(min_size=1, max_size=30), max_size=4).map(tuple),
+    st.sampled_from([b"", b"d" * 32]),
 )
 
 
@@ -98,12 +100,24 @@ def test_states_have_caps_and_never_show_their_messages():
         {"messages": (b"",)},
         {"messages": (b"x" * (1 << 20) + b"x",)},
         {"revision": -1},
+        {"boundary_digest": b"x"},
+        {"boundary_logits": b"x"},
+        {"boundary_digest": bytes(32), "boundary_logits": bytes((1 << 20) + 1)},
     ):
         with pytest.raises(LimitError):
             SessionState(1, **values)
     with pytest.raises(LimitError):
         encode_state(SessionState(1, messages=(b"x" * (1 << 20),) * 3))
     assert "secret" not in repr(SessionState(1, messages=(b"secret",)))
+
+
+def test_boundary_logits_stay_away_where_they_do_not_fit_beside_the_messages():
+    short = SessionState(1, messages=(b"x" * 1000,))
+    found = decode_state(encode_state(with_boundary(short, bytes(32), b"l" * (1 << 20))))
+    assert (len(found.boundary_digest), len(found.boundary_logits)) == (32, 1 << 20)
+    long = SessionState(1, messages=(b"x" * (1 << 20),) * 2 + (b"x" * 1000,))
+    found = decode_state(encode_state(with_boundary(long, bytes(32), b"l" * (1 << 20))))
+    assert (len(found.boundary_digest), len(found.boundary_logits)) == (32, 0)
 
 
 def test_a_sampler_state_comes_back_with_its_numbers_and_its_text():

@@ -181,6 +181,9 @@ class SimulatedDisk:
     def names(self, folder: str) -> list[str]:
         return list(self._folder(folder).names)
 
+    def close_root(self) -> None:
+        """Nothing is open."""
+
     def free_bytes(self) -> int:
         return self.room_bytes if self.claimed_bytes is None else self.claimed_bytes
 
