@@ -39,8 +39,9 @@ def _run(work: Coroutine[Any, Any, int]) -> None:
     "targets",
     required=True,
     multiple=True,
-    metavar="[NAME@]HOST:PORT",
-    help="Where to; with --mode copy several times, for a copy on each.",
+    metavar="[NAME@]HOST:PORT|store:PATH",
+    help="Where to; with --mode copy several times, for a copy on each. store:PATH is a folder on "
+    "the node's machine, below one that it was started with (--store-root).",
 )
 @_NODE
 @_CREDENTIALS
@@ -78,10 +79,20 @@ def migrate(
     Example:
       kvnode migrate chat-1 --node mac@127.0.0.1:7411 --to box@127.0.0.1:7412 \\
           --credentials client-credentials
+      kvnode migrate chat-1 --node mac@127.0.0.1:7411 --to store:/srv/sessions/team \\
+          --credentials client-credentials
     """
     from node.errors import UsageError
     from node.migrate import MigrateOrder, migrate_session
 
+    if any(target.startswith("store:") for target in targets):
+        from node.migrate_store import StoreOrder, park_session
+
+        if len(targets) > 1 or copy_as is not None:
+            raise UsageError("--to store:PATH: one at a time, and a copy there has no name")
+        store = StoreOrder(session, node, targets[0], credentials, as_json)
+        _run(park_session(store, copy=mode == "copy"))
+        return
     if copy_as is not None and mode != "copy":
         raise UsageError("--as: only with --mode copy")
     name = (copy_as or f"{session}-copy") if mode == "copy" else ""
@@ -186,3 +197,41 @@ def cancel_command(session_id: str, node: str, credentials: Path) -> None:
     from node.migrate import cancel_move
 
     _run(cancel_move(session_id, node, credentials))
+
+
+@session.command()
+@click.argument("session_id", metavar="SESSION")
+@_NODE
+@_CREDENTIALS
+@click.option("--from", "store", required=True, metavar="store:PATH", help="Where it lies.")
+@click.option("--as", "restore_as", metavar="ID", help="A copy of this name; the rest stays there.")
+@click.option(
+    "--accept",
+    type=click.Choice(["compatible"]),
+    help="Consent to a continuation that is not bit-exact: the node computes otherwise.",
+)
+@_JSON
+def restore(
+    session_id: str,
+    node: str,
+    credentials: Path,
+    store: str,
+    restore_as: str | None,
+    accept: str | None,
+    as_json: bool,
+) -> None:
+    """Bring SESSION out of a store to the node.
+
+    The whole session was put there by kvnode migrate --to store:PATH. Every chunk is checked and
+    its content id computed anew; of two nodes that ask at once one gets it. PATH is the folder as
+    the node's machine calls it, below one that it was started with (--store-root).
+
+    \b
+    Example:
+      kvnode session restore chat-1 --node box@127.0.0.1:7412 --from store:/srv/sessions/team \\
+          --credentials client-credentials
+    """
+    from node.migrate_store import StoreOrder, restore_session
+
+    order = StoreOrder(session_id, node, store, credentials, as_json)
+    _run(restore_session(order, restore_as or "", accept_compatible=accept is not None))
