@@ -19,7 +19,6 @@ from typing import Any, Final
 import grpc.aio
 
 from kvpack.chunk import ChunkReference
-from kvpack.identity import CallSchedule
 from node import fault_points
 from node.errors import InventoryError, PeerUnavailableError
 from node.migration.producer import QUEUE_TILES, Loaded, Producer, Sealed
@@ -44,14 +43,14 @@ class Fed:
         position: Tokens of the cut.
         references: Every chunk, in the order sent.
         object_bytes: Their bytes, as objects.
-        schedule: The calls that computed the rows of the cut.
+        manifest: The sealed manifest of the cut.
         boundary: The source's own boundary call.
     """
 
     position: int
     references: tuple[ChunkReference, ...]
     object_bytes: int
-    schedule: CallSchedule
+    manifest: bytes
     boundary: Decoded
 
 
@@ -83,6 +82,7 @@ class Feed:
         self._report = report
         self._references: list[ChunkReference] = []
         self._holding = Holding()
+        self._manifest = b""
         producer.watch(report)
 
     @property
@@ -115,14 +115,22 @@ class Feed:
         self._timeline.zero_s = self._producer.zero_s
         self._timeline.boundary_s = self._producer.boundary_s
         self._timeline.pushed_s = time.monotonic()
+        if not self._manifest:
+            # Nothing was left to send.
+            await self._make_manifest()
         return self._outcome()
+
+    async def _make_manifest(self) -> None:
+        references = tuple(self._references)
+        self._manifest = await asyncio.to_thread(self._producer.manifest, references)
 
     def _outcome(self) -> Fed:
         finished, cut = self._producer.finished, self.tape.cut
         if finished is None or cut is None:
             raise RuntimeError("a stream that ended before its cut")
         object_bytes = sum(reference.object_bytes for reference in self._references)
-        return Fed(cut, tuple(self._references), object_bytes, finished.schedule, finished.boundary)
+        references = tuple(self._references)
+        return Fed(cut, references, object_bytes, self._manifest, finished.boundary)
 
     async def _stream(self, stub: MigrationStub, transfer: pb.TransferRef, peer: str) -> None:
         queue: asyncio.Queue[Loaded | None] = asyncio.Queue(QUEUE_TILES)
@@ -161,6 +169,8 @@ class Feed:
                 await self._write(call, sealed)
                 fault_points.reach("source.chunk.sent")
             await call.done_writing()
+            # While the last chunks are on their way: afterwards everybody would wait for it.
+            await self._make_manifest()
             async with asyncio.timeout(STALL_S):
                 reply = await call
         except grpc.aio.AioRpcError as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,11 +33,14 @@ from node.engine_thread import EngineThread
 from node.errors import SessionFrozenError
 from node.migration.tape import Item, Tape, TokenRange
 from node.migration.wire import encode_object
-from node.packs import state_bytes
+from node.packs import manifest_blob, state_bytes
 from node.session import Decoded, Session
 
 #: Tiles between engine and wire, about 2 MiB each.
 QUEUE_TILES: Final = 4
+
+#: Tiles copied in one call on the engine's thread. A session that decodes on waits that long.
+READ_TILES: Final = 4
 
 #: How long a live session may be busy with one long operation after another before it is held.
 FREEZE_S: Final = 600.0
@@ -85,6 +88,7 @@ class Producer:
         zero_s: When the last prefill call returned; for a session without backlog, its freeze.
         boundary_s: When the boundary call returned.
         finished: What it gave; None before.
+        schedule: The calls up to the cut; None before all items were read once.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class Producer:
         self.zero_s = 0.0
         self.boundary_s = 0.0
         self.finished: Finished | None = None
+        self.schedule: CallSchedule | None = None
 
     def watch(self, report: Callable[[], None]) -> None:
         """Call ``report`` after every prefill call."""
@@ -135,15 +140,28 @@ class Producer:
             self.zero_s = time.monotonic()
             self._note_state(self.tape.cut)
         while await self._more(index):
-            await _offer(queue, await self._load(index), consumer)
-            index += 1
-        schedule = self.session.generation.schedule
-        await _offer(queue, None, consumer)
+            for loaded in await self._load(index, READ_TILES):
+                await _offer(queue, loaded, consumer)
+                index += 1
         if self.finished is None:
+            self.schedule = self.session.generation.schedule
+        await _offer(queue, None, consumer)
+        if self.finished is None and self.schedule is not None:
             # The ring's rows were copied: from here on the boundary call may overwrite one.
             boundary = await self._engine.call(self.session.decode_next)
             self.boundary_s = time.monotonic()
-            self.finished = Finished(schedule, boundary)
+            self.finished = Finished(self.schedule, boundary)
+
+    def manifest(self, references: tuple[ChunkReference, ...]) -> bytes:
+        """The sealed manifest of the cut. It needs no boundary call, but all items read.
+
+        Raises:
+            KvpackError: ``references`` are not those of one whole cut.
+            RuntimeError: Not all items were read.
+        """
+        if self.tape.cut is None or self.schedule is None:
+            raise RuntimeError("a manifest before its cut")
+        return manifest_blob(self._binding, self.tape.cut, self.schedule, references)
 
     async def next_sealed(
         self, queue: asyncio.Queue[Loaded | None], named: frozenset[bytes] = frozenset()
@@ -154,7 +172,8 @@ class Producer:
 
     async def sealed_again(self, index: int) -> Sealed:
         """Make an item that was made before: the same bytes."""
-        return await asyncio.to_thread(self._seal, await self._load(index), frozenset())
+        (loaded,) = await self._load(index, 1)
+        return await asyncio.to_thread(self._seal, loaded, frozenset())
 
     async def _more(self, index: int) -> bool:
         """Whether the tape has an item ``index``; lets it grow, and closes it when it does not."""
@@ -179,10 +198,19 @@ class Producer:
         """Keep what the session is before its boundary call: sent again, it is the same bytes."""
         self._states = state_bytes(self.session, cut)
 
-    async def _load(self, index: int) -> Loaded:
-        await self._compute(self.tape.rows_needed(index))
-        item = self.tape.items[index]
-        return Loaded(index, item, await self._read(item))
+    async def _load(self, first: int, most: int) -> list[Loaded]:
+        """Item ``first``, and with it at most ``most - 1`` of the next ones that exist already."""
+        await self._compute(self.tape.rows_needed(first))
+        indices, position = [first], self.session.position
+        for index in range(first + 1, min(first + most, len(self.tape.items))):
+            if self.tape.rows_needed(index) > position:
+                break
+            indices.append(index)
+        items = [self.tape.items[index] for index in indices]
+        tiles = await self._read(items)
+        return [
+            Loaded(index, item, tiles.get(item)) for index, item in zip(indices, items, strict=True)
+        ]
 
     async def _compute(self, rows: int) -> None:
         """Compute known tokens, one grid call after the other, until ``rows`` rows exist."""
@@ -192,17 +220,21 @@ class Producer:
             for report in self._watchers:
                 report()
 
-    async def _read(self, item: Item) -> Tile | None:
-        if not isinstance(item, TileSpec):
-            return None
-        kept = self._kept.get(item)
-        if kept is not None:
-            return kept
-        tile = await self._engine.call(self.session.generation.read_tile, item)
-        if self.tape.overwritten_next(item):
-            # Should the target lose it, it cannot be read again.
-            self._kept[item] = tile
-        return tile
+    async def _read(self, items: Sequence[Item]) -> dict[Item, Tile]:
+        """The tiles of ``items``, copied in one call: a change of thread costs as much as a tile.
+
+        What is not a tile is left out.
+        """
+        tiles = {item: self._kept[item] for item in items if item in self._kept}
+        specs = [i for i in items if isinstance(i, TileSpec) and i not in tiles]
+        if specs:
+            read = await self._engine.call(_read_tiles, self.session, specs)
+            tiles.update(zip(specs, read, strict=True))
+        for item, tile in tiles.items():
+            if self.tape.overwritten_next(item):
+                # Should the target lose it, it cannot be read again.
+                self._kept[item] = tile
+        return tiles
 
     def _seal(self, loaded: Loaded, named: frozenset[bytes]) -> Sealed:
         chunk = seal_item(
@@ -238,6 +270,10 @@ def seal_item(
         raise RuntimeError("a tile without its rows")
     data = states[item.chunk_class]
     return seal_component(binding.context, item.chunk_class, item.position, 0, data)
+
+
+def _read_tiles(session: Session, specs: Sequence[TileSpec]) -> list[Tile]:
+    return [session.generation.read_tile(spec) for spec in specs]
 
 
 def _prefill(session: Session, call_tokens: int) -> float:

@@ -43,7 +43,6 @@ from node.migration.feed import Fed, Feed, Holding
 from node.migration.journal import Journal
 from node.migration.table import COPY, SOURCE, Machine, SourceEffect, SourceEvent, SourceState
 from node.migration.timeline import TargetTimes, Timeline
-from node.packs import manifest_blob
 from node.pb.v1 import migration_pb2 as pb
 from node.session import Phase, Session
 from node.sessions import Sessions
@@ -350,7 +349,7 @@ class Move:
             raise RuntimeError("a boundary call without logits")
         request = pb.SealRequest(
             transfer=self._transfer,
-            manifest=manifest_blob(binding, fed.position, fed.schedule, fed.references),
+            manifest=fed.manifest,
             objects=len(fed.references),
             object_bytes=fed.object_bytes,
             boundary_digest=logits.digest(),
