@@ -440,10 +440,20 @@ class Move:
             except PeerUnavailableError:
                 continue
             except NodeError as error:
-                return self._failed(error, SourceEvent.TARGET_ABORTED)
+                if not await self._is_committed():
+                    return self._failed(error, SourceEvent.TARGET_ABORTED)
             return SourceEvent.TARGET_COMMITTED
         silent = PeerUnavailableError(f"node {self._order.target}: does not say what became of it")
         return self._failed(silent, SourceEvent.TARGET_SILENT)
+
+    async def _is_committed(self) -> bool:
+        """Whether the target says so: after its restart it cannot answer a Commit, but Status."""
+        try:
+            request = pb.StatusRequest(transfer=self._transfer)
+            status = await self._ask(self._stub.status, request, STATUS_S)
+        except NodeError:
+            return False
+        return bool(status.state == pb.TRANSFER_STATE_COMMITTED)
 
     async def _finish(self) -> None:
         self._report_progress()

@@ -57,6 +57,30 @@ def test_a_copy_onto_a_name_that_is_taken_is_refused_and_changes_nothing(world):
     run(work())
 
 
+def test_a_copy_whose_target_restarted_before_it_answered_is_not_called_failed(world):
+    async def work():
+        async with world.pair() as (_, giving, target, taking):
+            session = await giving.append(await giving.open("s"), prompt(60))
+            commit = target.transfers.commit
+
+            async def commit_and_forget(key):
+                await commit(key)
+                # As after a restart: only the journal and the directory know of it.
+                target.transfers._inbound.clear()
+                target.transfers.commit = commit
+                raise RuntimeError("the answer is lost")
+
+            target.transfers.commit = commit_and_forget
+            with pytest.raises(PeerAnswerError, match="is on node target, but its answer was lost"):
+                await move(giving, target, session, copy_as="c")
+            twin = await giving.append(await giving.open("twin"), prompt(60))
+            copied = await events(taking, await taking.get("c"), 61, 4)
+            return copied, await events(giving, twin, 60, 5)
+
+    copied, expected = run(work())
+    assert copied == expected[1:]
+
+
 def test_an_aborted_copy_gives_its_claim_up_so_that_the_name_is_free(world):
     async def work():
         async with (
