@@ -40,6 +40,9 @@ MOVES_PER_SESSION = 12
 
 ARRIVE_TRIES = 4
 
+#: What a source says of a move that did not come about.
+KEPT = "stays on this node"
+
 
 class Campaign:
     """Two nodes, the session that goes to and fro between them, and their client."""
@@ -52,6 +55,7 @@ class Campaign:
         self.talk: Conversation | None = None
         self.home: NodeProcess = self.nodes[0]
         self._moves = 0
+        self._said = ""  # how the last move was said to have failed
         self._names = 0
         self._durable = False
 
@@ -141,11 +145,12 @@ class Campaign:
         locking = asyncio.ensure_future(lock_directory(self.lab, plan.lock_s))
         try:
             async with link.open() as address, asyncio.timeout(MOVE_S):
-                for _ in range(1 + plan.again):
-                    result.outcome = await self.try_move(plan, giving, taking, address)
-                    if result.outcome == "done" or not plan.again:
-                        break
+                result.outcome = await self.try_move(plan, giving, taking, address)
+                if plan.again and result.outcome != "done":
                     await self._wait_served(giving)
+                    result.outcome = await self.try_move(plan, giving, taking, address)
+                    # Which of the two the session's standing comes from is not told apart.
+                    self._said = ""
         except TimeoutError:
             result.found.other.append("the move did not end")
         finally:
@@ -159,6 +164,7 @@ class Campaign:
                     result.found.wrong_bits.append(str(error))
 
     async def try_move(self, plan, giving, taking, address) -> str:
+        self._said = ""
         copy_as = f"{self.talk.session_id}-copy" if plan.mode == "copy" else ""
         try:
             async with giving.client() as client:
@@ -168,6 +174,7 @@ class Campaign:
             tokens = self._prompt()[session.next_index :] if plan.mode == "known" else []
             await self.move(giving, taking, session.token, tokens, copy_as, address)
         except PeerAnswerError as error:
+            self._said = str(error)
             return error.peer_reason
         except KvpackError as error:
             return error.reason
@@ -212,6 +219,8 @@ class Campaign:
             return
         await check_one_owner(self.lab, self.nodes, talk, found)
         await check_bits(server, talk, found)
+        if server is taking and plan.mode != "copy" and KEPT in self._said:
+            found.other.append(f"{talk.session_id} moved, and was said to have stayed")
         if server is taking and plan.mode != "copy":
             self._moves, self._durable = self._moves + 1, True
         self.home = server
@@ -250,6 +259,8 @@ class Campaign:
             copy = Conversation(name, self.talk.twin)
             try:
                 await copy.take(taking, 3)
+                if KEPT in self._said:
+                    found.other.append(f"{name} came about, and was said to have failed")
                 break
             except WrongBits as error:
                 found.wrong_bits.append(str(error))
