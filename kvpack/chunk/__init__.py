@@ -19,6 +19,7 @@ from kvpack.chunk.seal import (
     seal_component,
     seal_draft_tile,
     seal_tile,
+    seal_tile_framed,
     seal_token_ids,
 )
 from kvpack.codes import Aead, ChunkClass, Codec
@@ -46,6 +47,7 @@ __all__ = [
     "seal_component",
     "seal_draft_tile",
     "seal_tile",
+    "seal_tile_framed",
     "seal_token_ids",
     "tile_of",
 ]

@@ -15,7 +15,7 @@ import functools
 import platform
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -102,6 +102,37 @@ def seal_tile(
     spec = tile.spec
     slot = _Slot(chunk_class_of(spec.kind), spec.layers, spec.first_position, spec.token_count)
     return _seal(context, slot, tile.data, codec, element_bytes)
+
+
+def seal_tile_framed(
+    context: SealContext, tile: Tile, frame: Callable[[int], bytes], scratch: bytearray
+) -> tuple[ChunkReference, bytes]:
+    """The object of :func:`seal_tile`, raw, behind what a wire puts before it: copied once.
+
+    Args:
+        context: What the chunk is bound to.
+        tile: Rows of one kind, inside one grid block.
+        frame: What stands before an object of so many bytes.
+        scratch: Where it is put together; grows as needed, and is the caller's again on return.
+
+    Raises:
+        LimitError: The tile is larger than a chunk may be.
+    """
+    spec = tile.spec
+    limits.check_range("chunk.plain_bytes", len(tile.data), 1, limits.CHUNK_PLAINTEXT_BYTES_MAX)
+    slot = _Slot(chunk_class_of(spec.kind), spec.layers, spec.first_position, spec.token_count)
+    plaintext = tile.data if memoryview(tile.data).readonly else bytes(tile.data)
+    header = _header(context, slot, plaintext, Codec.RAW, plaintext)
+    associated, reference = header.encode(), header.reference
+    before = frame(reference.object_bytes) + associated
+    size = len(before) - len(associated) + reference.object_bytes
+    if len(scratch) < size:
+        scratch.extend(bytes(size - len(scratch)))
+    with memoryview(scratch)[:size] as view:
+        view[: len(before)] = before
+        ciphertext = view[len(before) :]
+        cipher(context.key, reference).encrypt_into(NONCE, plaintext, associated, ciphertext)
+        return reference, bytes(view)
 
 
 def seal_draft_tile(

@@ -22,6 +22,7 @@ from kvpack.chunk import (
     SealedChunk,
     seal_component,
     seal_tile,
+    seal_tile_framed,
     seal_token_ids,
 )
 from kvpack.identity import CallSchedule
@@ -32,7 +33,7 @@ from node.binding import PackBinding
 from node.engine_thread import EngineThread
 from node.errors import SessionFrozenError
 from node.migration.tape import Item, Tape, TokenRange
-from node.migration.wire import encode_object
+from node.migration.wire import encode_object, object_frame
 from node.packs import manifest_blob, state_bytes
 from node.session import Decoded, Session
 
@@ -104,6 +105,7 @@ class Producer:
         self.session = session
         self._freeze = freeze
         self._kept: dict[Item, Tile] = {}
+        self._scratch: list[bytearray] = []
         self._states: dict[ChunkClass, bytes] = {}
         self._watchers: list[Callable[[], None]] = []
         self._token_chunks: list[bytes] | None = None
@@ -237,11 +239,24 @@ class Producer:
         return tiles
 
     def _seal(self, loaded: Loaded, named: frozenset[bytes]) -> Sealed:
-        chunk = seal_item(
-            self._binding, self.session.token_ids, self._states, loaded.item, loaded.tile
-        )
-        held = chunk.reference.seal_id in named
-        return Sealed(loaded.index, b"" if held else encode_object(chunk.object), chunk.reference)
+        if loaded.tile is not None:
+            reference, piece = self._seal_tile(loaded.tile)
+        else:
+            token_ids, states = self.session.token_ids, self._states
+            chunk = seal_item(self._binding, token_ids, states, loaded.item, None)
+            reference, piece = chunk.reference, encode_object(chunk.object)
+        return Sealed(loaded.index, b"" if reference.seal_id in named else piece, reference)
+
+    def _seal_tile(self, tile: Tile) -> tuple[ChunkReference, bytes]:
+        """Put the piece together in a buffer that was used before: fresh memory is zeroed first."""
+        # On several threads at once for several targets: each takes one of its own.
+        try:
+            scratch = self._scratch.pop()
+        except IndexError:
+            scratch = bytearray()
+        sealed = seal_tile_framed(self._binding.context, tile, object_frame, scratch)
+        self._scratch.append(scratch)
+        return sealed
 
 
 def seal_item(

@@ -127,7 +127,12 @@ def encode_open(transfer: pb.TransferRef) -> bytes:
 
 def encode_object(chunk: bytes) -> bytes:
     """The piece that carries one chunk object."""
-    return b"".join((bytes((_TAG_OBJECT,)), _varint(len(chunk)), chunk))
+    return object_frame(len(chunk)) + chunk
+
+
+def object_frame(object_bytes: int) -> bytes:
+    """What stands before a chunk object of so many bytes in its piece."""
+    return bytes((_TAG_OBJECT,)) + _varint(object_bytes)
 
 
 def encode_held(seal_id: bytes) -> bytes:

@@ -28,6 +28,7 @@ from kvpack.chunk import (
     recompute_content_id,
     seal_component,
     seal_tile,
+    seal_tile_framed,
     seal_token_ids,
 )
 from kvpack.chunk.open import check_content_id
@@ -52,6 +53,18 @@ _TILE = rows(_SPEC)
 
 def _seal_tile() -> SealedChunk:
     return seal_tile(CONTEXT, _TILE)
+
+
+@pytest.mark.parametrize("aead", list(Aead))
+def test_a_framed_object_is_the_object_behind_its_frame_whatever_lay_in_the_buffer(aead):
+    context, scratch = replace(CONTEXT, aead=aead), bytearray(b"\xff" * 40)
+    for tile in (_TILE, rows(replace(_SPEC, token_count=1)), _TILE):
+        sealed = seal_tile(context, tile)
+        reference, framed = seal_tile_framed(context, tile, lambda n: b"%d:" % n, scratch)
+        assert reference == sealed.reference
+        assert framed == b"%d:" % len(sealed.object) + sealed.object
+    with pytest.raises(LimitError):
+        seal_tile_framed(context, Tile(_SPEC, b""), lambda n: b"", scratch)
 
 
 def test_sealing_twice_gives_equal_bytes_from_any_buffer() -> None:
