@@ -15,11 +15,10 @@ from node_support import SECONDS, HandSource, events, move, prompt, refusal, run
 from test_resume import Link
 
 from node.cli import main
-from node.errors import PeerAnswerError
+from node.errors import InventoryError, PeerAnswerError
 from node.migration import fan as fan_module
 from node.migration import feed as feed_module
 from node.migration import producer as producer_module
-from node.migration import source as source_module
 from node.migration import wire
 from node.migration.book import OPEN_MAX
 from node.migration.moves import NotMoved, Targets
@@ -147,6 +146,23 @@ def test_a_link_that_breaks_is_resumed_alone_and_the_other_target_gets_each_chun
     assert len(whole.timeline.sent) == whole.objects
 
 
+def test_if_every_link_breaks_what_is_left_is_made_for_those_that_come_back(world):
+    tokens = prompt(1500)
+
+    async def work():
+        async with three(world) as (source, giving, nodes, clients):
+            await giving.open("s")
+            links = [Link(node.address, [60_000]) for node in nodes]
+            async with links[0].open() as first, links[1].open() as second:
+                places = zip(nodes, (first, second), strict=True)
+                results = await fan_out(source, "s", tokens, orders(*places))
+            assert all(isinstance(one, Moved) and one.timeline.resumed for one in results), results
+            return await continued(giving, dict(zip(("c1", "c2"), clients, strict=True)), tokens)
+
+    copies, expected = run(work())
+    assert copies == [expected, expected]
+
+
 class Unread:
     """A call of a peer that stopped reading: no write returns any more."""
 
@@ -160,8 +176,7 @@ def test_a_target_that_stops_reading_is_waited_for_within_a_bound_and_then_left_
     tokens = prompt(1500)
     monkeypatch.setattr(fan_module, "START_S", SECONDS)
     monkeypatch.setattr(feed_module, "STALL_S", 1.0)
-    monkeypatch.setattr(source_module, "RESUME_S", 0.1)
-    ahead, written = [], []
+    ahead, written, streams, waited = [], [], [], []
 
     class Watched(fan_module.Fan):
         async def take(self, seat):
@@ -171,10 +186,25 @@ def test_a_target_that_stops_reading_is_waited_for_within_a_bound_and_then_left_
             return sealed
 
     class Stalling(fan_module.SharedFeed):
+        async def _stream(self, *arguments):
+            streams.append(self._seat)
+            await super()._stream(*arguments)
+
         async def _write(self, call, sealed):
-            stuck = self._seat is self._fan.seats[1] and sealed.index >= 2
-            await super()._write(Unread() if stuck else call, sealed)
+            if self._seat is self._fan.seats[1] and sealed.index >= 2:
+                await self._stall(call, sealed)
+            await super()._write(call, sealed)
             written.append((sealed.index, time.monotonic()))
+
+        async def _stall(self, call, sealed):
+            if streams.count(self._seat) == 1:
+                await super()._write(Unread(), sealed)
+            # It came back. Now nobody waits for it any more: the others come to their end.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SECONDS):
+                    await self._fan.finished()
+                    waited.append(self._fan.seats[0].next)
+            raise InventoryError("enough of it")
 
     monkeypatch.setattr("node.migration.moves.Fan", Watched)
     monkeypatch.setattr("node.migration.moves.SharedFeed", Stalling)
@@ -185,7 +215,7 @@ def test_a_target_that_stops_reading_is_waited_for_within_a_bound_and_then_left_
             await giving.append(await giving.open("s"), tokens)
             good, bad = await fan_out(source, "s", (), orders(target, third))
             assert isinstance(good, Moved) and isinstance(bad, NotMoved)
-            assert "does not read" in str(bad.error)
+            assert "enough of it" in str(bad.error)
             assert "c2" not in third.sessions
             return await continued(giving, {"c1": taking}, tokens)
 
@@ -195,10 +225,12 @@ def test_a_target_that_stops_reading_is_waited_for_within_a_bound_and_then_left_
     assert max(ahead) == fan_module.WINDOW_CHUNKS
     paused = [later[1] - earlier[1] for earlier, later in itertools.pairwise(sorted(written))]
     assert max(paused) >= 0.9
+    assert waited
 
 
-def test_a_target_that_refuses_or_is_not_there_holds_up_nobody(world):
+def test_a_target_that_refuses_or_is_not_there_holds_up_nobody(world, monkeypatch):
     tokens = prompt(300)
+    monkeypatch.setattr(fan_module, "START_S", 3600.0)
 
     async def work():
         async with three(world) as (source, giving, (target, third), (taking, its_client)):
