@@ -44,6 +44,7 @@ from kvpack.manifest import Manifest
 from kvpack.manifest.sealed import MAGIC as MANIFEST_MAGIC
 
 _PIECE_BYTES: Final = 1 << 20
+_RECENT_BYTES_MIN: Final = 16 << 10
 _NO_DIGEST: Final = bytes(32)
 
 
@@ -64,7 +65,7 @@ class StreamSource:
     def __init__(self, stream: ReadableFile, spool: Spool | None) -> None:
         self._stream = stream
         self._spool = spool
-        self._recent = memoryview(bytearray(OBJECT_BYTES_MAX))
+        self._recent = memoryview(bytearray())
         self._recent_bytes = 0
         self.read_bytes = 0
 
@@ -79,11 +80,20 @@ class StreamSource:
             FormatError: The stream ends before.
         """
         filled = self._fill_part(view)
-        start, end = self._recent_bytes, self._recent_bytes + filled
-        self._recent[start:end] = view[:filled]
-        self._recent_bytes = end
+        self._keep(view[:filled])
         if filled < len(view):
             raise FormatError("stream", f"{len(view)} more bytes", f"{filled} before its end")
+
+    def _keep(self, view: memoryview) -> None:
+        start, end = self._recent_bytes, self._recent_bytes + len(view)
+        if end > len(self._recent):
+            # A bundle of small objects needs little, and the largest object's room is 4 MiB.
+            room = min(max(2 * end, _RECENT_BYTES_MIN), OBJECT_BYTES_MAX)
+            larger = memoryview(bytearray(room))
+            larger[:start] = self._recent[:start]
+            self._recent = larger
+        self._recent[start:end] = view
+        self._recent_bytes = end
 
     def _fill_part(self, view: memoryview) -> int:
         """Fill ``view`` as far as the stream goes; returns how many bytes came."""
