@@ -15,7 +15,13 @@ from kvpack.identity import CallRun, CallSchedule, Identity, NumericsFingerprint
 from kvpack.layout import CacheLayout, Encoding, LayerKind, LayerLayout, RopeLayout
 from kvpack.printable import is_printable
 from kvpack.wire import rules
-from kvpack.wire.scan import scan
+from kvpack.wire.scan import FieldRule, Kind, MessageRule, plain_pattern, scan
+
+_PLAIN = {
+    name: rule
+    for name, rule in vars(rules).items()
+    if isinstance(rule, MessageRule) and rule.plain is not None
+}
 
 _NAMES = st.text(min_size=1, max_size=12).filter(is_printable)
 _BITS = st.integers(0, (1 << 64) - 1)
@@ -218,3 +224,42 @@ def test_the_encoding_of_one_layout_is_frozen() -> None:
     full = "0802 1801 2002 2803"
     expected = f"0801 108020 1a1f {swa} 1a08 {full} 1a1f {swa}"
     assert wire.encode_layout(LAYOUT) == bytes.fromhex(expected)
+
+
+def test_most_of_a_manifest_has_a_plain_form() -> None:
+    assert {"REFERENCE", "CALL_RUN", "ROPE", "PARENT"} <= set(_PLAIN)
+
+
+@pytest.mark.parametrize("name", sorted(_PLAIN))
+def test_the_scan_refuses_nothing_that_its_pattern_matches(name: str) -> None:
+    rule = _PLAIN[name]
+    assert rule.plain is not None
+
+    @given(st.from_regex(rule.plain, fullmatch=True).filter(lambda d: len(d) <= rule.bytes_max))
+    @settings(max_examples=60, deadline=None)
+    def scanned_alone(data: bytes) -> None:
+        scan(rule, data, name)  # The outermost message is always scanned, whatever it looks like.
+
+    scanned_alone()
+
+
+@pytest.mark.parametrize("high", [1, 2, 126, 127, 128, 200, 255, 16383, 16384, 4 << 20, 2**31 - 1])
+def test_a_pattern_matches_no_number_above_its_cap_and_no_padded_one(high: int) -> None:
+    rule = FieldRule("number", Kind.UINT, high, required=True)
+    pattern = plain_pattern({1: rule})
+    assert pattern is not None
+    near = [edge + step for edge in (0, 127, 16383, 2**21, 2**28, high) for step in range(-2, 3)]
+    for value in filter(lambda value: value >= 0, near):
+        if pattern.fullmatch(b"\x08" + _varint(value)):
+            assert 1 <= value <= high
+        padded = _varint(value)[:-1] + bytes((_varint(value)[-1] | 0x80, 0))
+        assert not pattern.fullmatch(b"\x08" + padded)
+    assert pattern.fullmatch(b"\x08\x01")
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*out, value))
