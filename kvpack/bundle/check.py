@@ -6,14 +6,17 @@ import threading
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvpack.bundle.index import BundleIndex, beyond_its_place
 from kvpack.bundle.payload import SHARED_PIECE_BYTES, Depth
 from kvpack.bundle.source import ByteSource, PlacedSource
-from kvpack.bundle.walk import ChunkWalk
+from kvpack.bundle.walk import ChunkWalk, LikelyChunk
 from kvpack.header import HeaderPrefix
 from kvpack.keys import Keyring
+
+#: Each takes some kB of cipher and hash, and a pack may be of tens of thousands of small chunks.
+_PREPARED_MAX: Final = 32
 
 
 class SeekableSource(ByteSource, Protocol):
@@ -79,9 +82,28 @@ class PlaceCheck:
             AuthenticationError: An object was changed or replaced.
             IdentityMismatchError: A chunk of another model; also LayoutMismatchError.
         """
-        for place in places:
-            self._check(place, f"chunks[{place.index}]")
+        for start in range(0, len(places), _PREPARED_MAX):
+            self._check_some(places[start : start + _PREPARED_MAX])
         return sum(place.object_bytes for place in places)
+
+    def _check_some(self, places: Sequence[Place]) -> None:
+        # All at once before the first is read: small steps are quick while code and tables are in
+        # the cache, which every payload sweeps.
+        likely = [self._prepare(place) for place in places]
+        for place, expected in zip(places, likely, strict=True):
+            where = f"chunks[{place.index}]"
+            self._source.seek(place.offset)
+            # A header that is the manifest's, byte for byte, needs no other check.
+            if expected is not None and self._walk.meets(expected):
+                self._walk.feed(expected, where)
+            else:
+                self._check(place, where)
+
+    def _prepare(self, place: Place) -> LikelyChunk | None:
+        header = self._index.likely_header(place.index)
+        if header is None:
+            return None
+        return self._walk.prepare(header, self._depth if place.reads else Depth.QUICK)
 
     def _check(self, place: Place, where: str) -> None:
         self._source.seek(place.offset)

@@ -1,13 +1,15 @@
 """Jobs on several threads whose results, and whose first error, come in the order of the jobs.
 
-Hash and cipher let other threads run. A chunk is one job. To verify it, it is read, decrypted and
-hashed piece by piece in the cache of one core, and nothing but the verdict leaves it.
+Hash and cipher let other threads run. A chunk that is sealed is one job. Chunks that are verified
+are taken some at a time: each is read, decrypted and hashed in pieces in the cache of one core,
+and nothing but the verdict leaves it.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -58,12 +60,14 @@ def grouped(
         KvpackError: Of what makes the items, after the group of those before it; also OSError.
     """
     group: list[_Item] = []
+    held_bytes = 0
     try:
         for item in items:
             group.append(item)
-            if sum(map(bytes_of, group)) >= bytes_min:
+            held_bytes += bytes_of(item)
+            if held_bytes >= bytes_min:
                 yield group
-                group = []
+                group, held_bytes = [], 0
     except (KvpackError, OSError):
         if group:
             yield group
@@ -110,3 +114,87 @@ def _with_error_as_job(
 
 def _raise(error: BaseException) -> NoReturn:
     raise error
+
+
+def verdict_of_all(
+    jobs: Iterable[Callable[[], int]], threads: int, progress: Callable[[int], None] | None = None
+) -> None:
+    """Do ``jobs``, of which nothing comes but that they raise; the caller's thread does its share.
+
+    Each thread takes the next job when it is done with one: nobody waits for a thread that gives
+    them out, which would have to be woken and to get a core first. The error is the one that
+    :func:`in_order` raises.
+
+    Args:
+        jobs: What is to be done; each says how much it was.
+        threads: By how many, the caller's included.
+        progress: Told, in the caller's thread, how much more is done.
+
+    Raises:
+        KvpackError: Of a job, or of what makes them; also OSError.
+    """
+    shared = _Verdicts(jobs)
+    if threads == 1:
+        shared.work(progress)
+    else:
+        with ThreadPoolExecutor(threads - 1) as pool:
+            others = [pool.submit(shared.work) for _ in range(threads - 1)]
+            try:
+                shared.work(progress)
+            finally:
+                shared.stop()
+            for other in others:
+                other.result()
+    shared.finish(progress)
+
+
+class _Verdicts:
+    """Jobs that several threads take in their order, and the first of them that failed."""
+
+    def __init__(self, jobs: Iterable[Callable[[], int]]) -> None:
+        self._jobs = enumerate(_with_error_as_job(jobs))
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._untold = 0
+        self._failed: tuple[int, KvpackError | OSError] | None = None
+
+    def stop(self) -> None:
+        """Let no thread take another job."""
+        self._stopped = True
+
+    def work(self, progress: Callable[[int], None] | None = None) -> None:
+        """Take jobs until there are none, or one failed."""
+        while (taken := self._take()) is not None:
+            number, job = taken
+            try:
+                done = job()
+            except (KvpackError, OSError) as error:
+                self._fail(number, error)
+                return
+            self._tell(done, progress)
+
+    def finish(self, progress: Callable[[int], None] | None) -> None:
+        """After all threads: tell the rest, or raise the error."""
+        # All jobs before one that was taken were taken too, and done: the first error is the first.
+        if self._failed is not None:
+            raise self._failed[1]
+        self._tell(0, progress)
+
+    def _take(self) -> tuple[int, Callable[[], int]] | None:
+        with self._lock:
+            return None if self._stopped else next(self._jobs, None)
+
+    def _fail(self, number: int, error: KvpackError | OSError) -> None:
+        with self._lock:
+            self._stopped = True
+            if self._failed is None or number < self._failed[0]:
+                self._failed = number, error
+
+    def _tell(self, done: int, progress: Callable[[int], None] | None) -> None:
+        with self._lock:
+            self._untold += done
+            if progress is None:
+                return
+            told, self._untold = self._untold, 0
+        if told:
+            progress(told)

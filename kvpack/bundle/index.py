@@ -17,11 +17,12 @@ from kvpack.bundle.footer import (
 )
 from kvpack.chunk import ChunkHeader
 from kvpack.chunk.open import check_binding
+from kvpack.codes import Codec
 from kvpack.errors import AuthenticationError, FormatError
-from kvpack.header import Header, decode_header
+from kvpack.header import Header
 from kvpack.keys import EpochKey
-from kvpack.manifest import Bindings, Manifest, manifest_id, open_manifest
-from kvpack.manifest.sealed import BLOB_BYTES_MAX, check_blob
+from kvpack.manifest import Bindings, Manifest, manifest_id
+from kvpack.manifest.sealed import BLOB_BYTES_MAX, check_blob, open_under_header
 
 #: Nothing after the last chunk is longer than this.
 TAIL_BYTES_MAX = BLOB_BYTES_MAX + SIGNATURE_BYTES + FOOTER_BYTES
@@ -58,6 +59,17 @@ class BundleIndex:
     def layout_digest(self) -> bytes:
         """32 bytes: the target's layout."""
         return self.bindings.target.layout_digest
+
+    def likely_header(self, index: int) -> ChunkHeader | None:
+        """The one header that :meth:`require` lets pass as number ``index``, or None.
+
+        None where the manifest does not say all of it: a codec's digest stands in the header alone.
+        """
+        reference = self.manifest.references[index]
+        if reference.codec is not Codec.RAW or reference.is_trimmed:
+            return None
+        binding = self.bindings.require(reference)
+        return ChunkHeader(reference, binding.identity_digest, binding.layout_digest)
 
     def require(self, index: int, header: ChunkHeader, *, tag_checked: bool) -> None:
         """Refuse a chunk that is not number ``index`` of this bundle.
@@ -108,9 +120,8 @@ def open_index(key: EpochKey, header_bytes: bytes, tail: bytes, file_bytes: int)
     parts = split_tail(tail, file_bytes, len(header_bytes))
     blob = parts.manifest_blob
     check_footer_mac(key, parts.footer_bytes, manifest_id(blob), parts.signature)
-    manifest = open_manifest(key, header_bytes, blob)
+    header, manifest = open_under_header(key, header_bytes, blob)
     check_totals(parts.footer, manifest)
-    header = decode_header(header_bytes)
     return BundleIndex(
         header=header,
         header_bytes=header_bytes,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
+from blake3 import blake3
+
 from kvpack.bundle.source import ByteSource, located
-from kvpack.chunk import ChunkHeader, SealContext, check_content_id
+from kvpack.chunk import ChunkHeader, ChunkReference, SealContext, check_content_id
 from kvpack.chunk.open import (
     SCRATCH_EXTRA_BYTES,
     TagCheck,
@@ -16,7 +19,7 @@ from kvpack.chunk.open import (
     require_content_id,
 )
 from kvpack.chunk.reference import TAG_BYTES
-from kvpack.chunk.seal import content_hasher
+from kvpack.chunk.seal import content_hasher, content_prefix
 from kvpack.keys import EpochKey
 
 
@@ -31,13 +34,17 @@ class Depth(enum.Enum):
     DEEP = "deep"
 
 
-#: What one thread takes at a time: a piece and what it decrypts to stay in a core's second-level
-#: cache together.
+#: What a reader of a pipe takes at a time: a piece and what it decrypts to stay in a core's
+#: second-level cache together.
 CACHED_PIECE_BYTES: Final = 256 << 10
 
-#: What each of several threads takes at a time: nearly always a whole chunk. Between two calls a
-#: thread waits for the interpreter, and short calls make threads wait longer than the cache saves.
-SHARED_PIECE_BYTES: Final = 2 << 20
+#: What a reader of a file takes at a time: half of a chunk of the usual size. Between two calls a
+#: thread waits for the interpreter, so few calls are better for two threads, and the cache still
+#: holds both.
+SHARED_PIECE_BYTES: Final = 768 << 10
+
+#: A last piece that would be shorter is taken with the one before.
+_REST_BYTES_MAX: Final = 4 << 10
 
 
 def pieces(
@@ -54,6 +61,24 @@ def pieces(
             source.fill(piece)
             byte_count -= len(piece)
             yield piece
+
+
+@dataclass(frozen=True, slots=True)
+class PieceCheck:
+    """Cipher and hash of one chunk, ready to be fed.
+
+    Attributes:
+        reference: The chunk.
+        tag_check: Before its first piece.
+        hasher: Of the content id, before its first piece; None where that is not asked.
+        hashed_bytes: How much the hasher has had. The first piece is shorter by so much: BLAKE3
+            takes many of its blocks at a time only from a multiple of many on.
+    """
+
+    reference: ChunkReference
+    tag_check: TagCheck
+    hasher: blake3 | None = None
+    hashed_bytes: int = 0
 
 
 class PayloadCheck:
@@ -102,37 +127,51 @@ class PayloadCheck:
             for _ in pieces(source, reference.encoded_bytes + TAG_BYTES, self._piece, where):
                 pass
         elif can_check_in_pieces(reference):
-            self._check_in_pieces(source, header, associated, where, depth)
+            self.feed(source, self.prepare(header, associated, depth), where)
         else:
             self._check_whole(source, header, associated, where, depth)
 
     def _make_room(self, needed_bytes: int) -> None:
-        """Buffers for a piece of so many bytes, or of as many as a piece may have."""
-        length = min(needed_bytes, self._piece_bytes)
+        """Buffers for a piece of so many bytes, or of as many as a piece and a tag may have."""
+        length = min(needed_bytes, self._piece_bytes + _REST_BYTES_MAX + TAG_BYTES)
         if len(self._piece) < length:
             self._piece = memoryview(bytearray(length))
             self._plain = memoryview(bytearray(length + SCRATCH_EXTRA_BYTES))
 
-    def _check_in_pieces(
-        self,
-        source: ByteSource,
-        header: ChunkHeader,
-        associated: bytes | memoryview,
-        where: str,
-        depth: Depth,
-    ) -> None:
-        """Each piece is decrypted and hashed where it was read to; nothing else is kept of it."""
+    def prepare(
+        self, header: ChunkHeader, associated: bytes | memoryview, depth: Depth
+    ) -> PieceCheck:
+        """Cipher and, when DEEP, hash of a chunk that :func:`can_check_in_pieces` is true of."""
         reference = header.reference
-        tag_check = TagCheck(self._key_of(reference.epoch), reference, associated, self._plain)
+        tag_check = TagCheck(self._key_of(reference.epoch), reference, associated)
+        if depth is not Depth.DEEP:
+            return PieceCheck(reference, tag_check)
         context = self._context(header)
-        deep = depth is Depth.DEEP
-        hasher = content_hasher(context, reference, reference.plain_bytes) if deep else None
-        for piece in pieces(source, reference.encoded_bytes, self._piece, where):
-            plain = tag_check.update(piece)
-            if hasher is not None:
-                hasher.update(plain)
-        (tag,) = pieces(source, TAG_BYTES, self._piece, where)
-        tag_check.finish(tag, where)
+        prefix = content_prefix(context, reference, reference.plain_bytes)
+        return PieceCheck(reference, tag_check, content_hasher(context, prefix), len(prefix))
+
+    def feed(self, source: ByteSource, prepared: PieceCheck, where: str) -> None:
+        """Read what follows the header and check it: each piece where it was read to.
+
+        Raises:
+            FormatError: The input ends before the object does.
+            AuthenticationError: The tag or, when DEEP, the content id does not match.
+        """
+        reference, hasher = prepared.reference, prepared.hasher
+        left, size = reference.encoded_bytes, self._piece_bytes - prepared.hashed_bytes
+        self._make_room(left + TAG_BYTES)
+        update, plain = prepared.tag_check.update, self._plain
+        with located(where):
+            while left:
+                count = left if left <= size + _REST_BYTES_MAX else size
+                left, size = left - count, self._piece_bytes
+                # One read for the last piece and the tag: a read of sixteen bytes is not cheaper.
+                piece = self._piece[: count if left else count + TAG_BYTES]
+                source.fill(piece)
+                text = update(piece[:count], plain)
+                if hasher is not None:
+                    hasher.update(text)
+        prepared.tag_check.finish(piece[count:], where)
         if hasher is not None:
             require_content_id(reference, hasher.digest(), where)
 

@@ -6,14 +6,13 @@ import io
 import os
 import stat
 from collections.abc import Callable, Container, Iterator
-from contextlib import closing
 from functools import partial
 from types import TracebackType
 from typing import Protocol
 
 from kvpack.bundle.check import PlaceCheck, SharedCheck, places_of
 from kvpack.bundle.footer import FOOTER_BYTES, decode_footer
-from kvpack.bundle.in_order import group_bytes, grouped, in_order, thread_count
+from kvpack.bundle.in_order import group_bytes, grouped, thread_count, verdict_of_all
 from kvpack.bundle.index import BundleIndex, beyond_its_place, open_index
 from kvpack.bundle.payload import Depth
 from kvpack.bundle.source import ReadableFile, fill_from
@@ -207,18 +206,17 @@ class BundleReader:
         """
         places = places_of(self.index, depth, chosen)
         count = thread_count(threads, self.index.footer.chunks_bytes)
-        if count == 1 or self._descriptor is None or depth is Depth.QUICK:
-            here = PlaceCheck(self._source, self._walk, self.index, depth)
-            jobs, count = (partial(here.check, (place,)) for place in places), 1
+        here: PlaceCheck | SharedCheck
+        if self._descriptor is None:
+            here, count = PlaceCheck(self._source, self._walk, self.index, depth), 1
         else:
-            shared = SharedCheck(self._descriptor, self._keyring, self._prefix, self.index, depth)
-            size = group_bytes(self.index.footer.chunks_bytes)
-            groups = grouped(places, lambda place: place.object_bytes, size)
-            jobs = (partial(shared.check, group) for group in groups)
-        with closing(in_order(jobs, count)) as checked:
-            for byte_count in checked:
-                if progress is not None:
-                    progress(byte_count)
+            here = SharedCheck(self._descriptor, self._keyring, self._prefix, self.index, depth)
+        if depth is Depth.QUICK:
+            count = 1
+        # One thread need not share evenly; it gains from preparing more at once.
+        size = group_bytes(self.index.footer.chunks_bytes) * (2 if count == 1 else 1)
+        groups = grouped(places, lambda place: place.object_bytes, size)
+        verdict_of_all((partial(here.check, group) for group in groups), count, progress)
 
     def objects(self) -> Iterator[bytes]:
         """Every object in file order, as stored: to send, or to write into another bundle.

@@ -6,16 +6,33 @@ has been recomputed with the key, so a changed length is found before it leads a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
-from kvpack.bundle.payload import CACHED_PIECE_BYTES, Depth, PayloadCheck
+from kvpack.bundle.payload import CACHED_PIECE_BYTES, Depth, PayloadCheck, PieceCheck
 from kvpack.bundle.source import ByteSource, located
 from kvpack.chunk import ChunkHeader, OpenedChunk
 from kvpack.chunk.header import header_bytes, parse_header
-from kvpack.chunk.open import check_seal_id, decrypt
+from kvpack.chunk.open import can_check_in_pieces, check_seal_id, decrypt
 from kvpack.chunk.reference import HEADER_BYTES_MAX, HEADER_FIXED_BYTES
+from kvpack.errors import AuthenticationError, FormatError, UnknownKeyError
 from kvpack.header import HeaderPrefix
 from kvpack.keys import EpochKey, Keyring
+
+
+@dataclass(frozen=True, slots=True)
+class LikelyChunk:
+    """A chunk that is expected, with all that is done before its payload.
+
+    Attributes:
+        header: Its seal id was checked.
+        associated: The header's bytes.
+        checks: Of its payload; None where that is not read.
+    """
+
+    header: ChunkHeader
+    associated: bytes
+    checks: PieceCheck | None
 
 
 class ChunkWalk:
@@ -67,6 +84,40 @@ class ChunkWalk:
             header = parse_header(view[:length])
         check_seal_id(self.key(header.reference.epoch), header, where)
         return header
+
+    def prepare(self, likely: ChunkHeader, depth: Depth) -> LikelyChunk | None:
+        """Make ready to check a chunk whose header will probably be ``likely``.
+
+        None where nothing is gained or something is wrong: :meth:`read_header` and :meth:`check`
+        then say what.
+        """
+        reference = likely.reference
+        if not can_check_in_pieces(reference):
+            return None
+        associated = likely.encode()
+        try:
+            check_seal_id(self.key(reference.epoch), likely, "")
+        except (UnknownKeyError, AuthenticationError):
+            return None
+        checks = None if depth is Depth.QUICK else self._payload.prepare(likely, associated, depth)
+        return LikelyChunk(likely, associated, checks)
+
+    def meets(self, likely: LikelyChunk) -> bool:
+        """Whether the next object's header is the likely one, byte for byte.
+
+        Whoever asks must be able to go back: where it is not, or not whole, it is read again.
+        """
+        view = self._object[: len(likely.associated)]
+        try:
+            self._source.fill(view)
+        except FormatError:
+            return False
+        return view == likely.associated
+
+    def feed(self, likely: LikelyChunk, where: str) -> None:
+        """As :meth:`check`, for a header that :meth:`meets` was true of."""
+        if likely.checks is not None:
+            self._payload.feed(self._source, likely.checks, where)
 
     def read_object(self, header: ChunkHeader, where: str) -> memoryview:
         """Read the rest of the object whose header was read last; valid until the next call.

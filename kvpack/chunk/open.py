@@ -257,27 +257,27 @@ class TagCheck:
         key: Root of the chunk's epoch.
         reference: The chunk; :func:`can_check_in_pieces` is true of it.
         associated: The header's bytes.
-        scratch: Reused for each piece's plaintext, ``SCRATCH_EXTRA_BYTES`` longer than it.
     """
 
+    __slots__ = ("_decryptor",)
+
     def __init__(
-        self,
-        key: EpochKey,
-        reference: ChunkReference,
-        associated: bytes | memoryview,
-        scratch: memoryview,
+        self, key: EpochKey, reference: ChunkReference, associated: bytes | memoryview
     ) -> None:
         chunk_key = key.subkey("chunk", reference.seal_id)
         self._decryptor = Cipher(algorithms.AES(chunk_key), modes.GCM(NONCE)).decryptor()
         self._decryptor.authenticate_additional_data(associated)
-        self._plain = scratch
 
-    def update(self, piece: memoryview) -> memoryview:
-        """The next piece of ciphertext; returns what it decrypts to, valid until the next one.
+    def update(self, piece: memoryview, room: memoryview) -> memoryview:
+        """The next piece of ciphertext; returns what it decrypts to, which lies in ``room``.
 
         Nothing of it is proved before :meth:`finish`: it may be hashed, and nothing else.
+
+        Args:
+            piece: At least one byte.
+            room: Overwritten, ``SCRATCH_EXTRA_BYTES`` longer than ``piece`` at least.
         """
-        return self._plain[: self._decryptor.update_into(piece, self._plain)]
+        return room[: self._decryptor.update_into(piece, room)]
 
     def finish(self, tag: memoryview, where: str) -> None:
         """Check the tag.

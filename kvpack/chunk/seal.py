@@ -262,41 +262,46 @@ def compute_content_id(
 
     The ids in ``reference`` are not looked at.
     """
-    return content_hasher(context, reference, len(plaintext)).update(plaintext).digest()
+    prefix = content_prefix(context, reference, len(plaintext))
+    return content_hasher(context, prefix).update(plaintext).digest()
 
 
-def content_hasher(context: SealContext, reference: ChunkReference, plain_bytes: int) -> blake3:
+def content_hasher(context: SealContext, prefix: bytes) -> blake3:
     """The content id but for the plaintext: for whoever has that in pieces."""
+    return blake3(prefix, key=context.key.subkey("content-id"))
+
+
+def content_prefix(context: SealContext, reference: ChunkReference, plain_bytes: int) -> bytes:
+    """What the content id covers before the plaintext."""
     tenant = context.key.tenant.encode()
-    hasher = blake3(key=context.key.subkey("content-id"))
-    hasher.update(len(tenant).to_bytes(2, "little") + tenant)
-    hasher.update(context.identity_digest + context.layout_digest)
-    hasher.update(
-        bytes(
-            (
-                codes.CHUNK_CLASSES.code(reference.chunk_class),
-                codes.ROLE_ORDERS.code(reference.role_order),
-                reference.part,
-            )
-        )
+    words = (
+        codes.CHUNK_CLASSES.code(reference.chunk_class),
+        codes.ROLE_ORDERS.code(reference.role_order),
+        reference.part,
     )
-    hasher.update(len(reference.layers).to_bytes(2, "little") + encode_layers(reference.layers))
-    for number in (reference.first_position, reference.token_count, plain_bytes):
-        hasher.update(number.to_bytes(4, "little"))
-    return hasher
+    numbers = (reference.first_position, reference.token_count, plain_bytes)
+    parts = (
+        len(tenant).to_bytes(2, "little") + tenant,
+        context.identity_digest + context.layout_digest,
+        bytes(words),
+        len(reference.layers).to_bytes(2, "little") + encode_layers(reference.layers),
+        *(number.to_bytes(4, "little") for number in numbers),
+    )
+    return b"".join(parts)
 
 
 def compute_seal_id(
     key: EpochKey, reference: ChunkReference, content_id: bytes, digest: bytes
 ) -> bytes:
     """32 bytes over how the chunk is sealed. The ids in ``reference`` are not looked at."""
-    hasher = blake3(key=key.subkey("seal-id"))
-    hasher.update(content_id)
-    hasher.update(bytes((codes.CODECS.code(reference.codec), codes.AEADS.code(reference.aead))))
     lengths = (reference.plain_bytes, reference.encoded_bytes, reference.header_bytes)
-    for number in (reference.epoch, *lengths):
-        hasher.update(number.to_bytes(4, "little"))
-    return hasher.update(len(digest).to_bytes(2, "little") + digest).digest()
+    parts = (
+        content_id,
+        bytes((codes.CODECS.code(reference.codec), codes.AEADS.code(reference.aead))),
+        *(number.to_bytes(4, "little") for number in (reference.epoch, *lengths)),
+        len(digest).to_bytes(2, "little") + digest,
+    )
+    return blake3(b"".join(parts), key=key.subkey("seal-id")).digest()
 
 
 def encoded_digest(key: EpochKey, encoded: bytes | memoryview) -> bytes:

@@ -21,7 +21,7 @@ from typing import Final
 
 from kvpack import limits
 from kvpack.errors import AuthenticationError, FormatError, UnknownKeyError, VersionError
-from kvpack.header import decode_header, parse_prefix
+from kvpack.header import Header, decode_header, parse_prefix
 from kvpack.keys import EpochKey
 from kvpack.manifest.gate import check_manifest
 from kvpack.manifest.message import KnownReferences, decode_message, encode_message
@@ -86,14 +86,30 @@ def open_manifest(
         IdentityMismatchError: The target component is another model than the header's.
         LayoutMismatchError: Rows or token ids are missing, doubled, or of another size.
     """
+    return open_under_header(key, header, blob, in_store=in_store, known=known)[1]
+
+
+def open_under_header(
+    key: EpochKey,
+    header: bytes,
+    blob: bytes,
+    *,
+    in_store: bool = False,
+    known: KnownReferences | None = None,
+) -> tuple[Header, Manifest]:
+    """As :func:`open_manifest`, which says what it takes and raises; the header's value comes too.
+
+    A header is read in a large part of the time that a whole index takes: once is enough.
+    """
     check_blob(blob)
     _check_key(key, header)
     stored = memoryview(blob)[:-MAC_BYTES]
     if not hmac.compare_digest(key.mac("manifest", header, stored), manifest_id(blob)):
         raise AuthenticationError("manifest")
     manifest = decode_message(bytes(stored[PREFIX_BYTES:]), known)
-    check_manifest(decode_header(header), manifest, in_store=in_store)
-    return manifest
+    value = decode_header(header)
+    check_manifest(value, manifest, in_store=in_store)
+    return value, manifest
 
 
 def check_blob(blob: bytes) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pack_kit import HEADER, KEY, KEYRING, NUMERICS, header_for, schedule, snapshot
 
 from kvpack.bundle import BundleReader, Depth, snapshots, verify_signed, write_snapshot
-from kvpack.bundle.in_order import THREADS_MAX, in_order, thread_count
+from kvpack.bundle.in_order import THREADS_MAX, in_order, thread_count, verdict_of_all
+from kvpack.bundle.source import PlacedSource
 from kvpack.bundle.writer import require_same_references
 from kvpack.chunk import Codec, seal
 from kvpack.errors import AuthenticationError, FormatError, KvpackError, LimitError
@@ -95,20 +98,69 @@ def test_of_two_faults_the_first_in_the_file_is_named(tmp_path: Path) -> None:
             assert "chunks[0]: not authentic under this key (tag)" in said
 
 
-def test_a_file_cut_short_under_two_threads_is_an_error_and_not_a_crash(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(_signed())
+def test_a_file_cut_short_under_two_threads_is_an_error_and_not_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, fill, reads = tmp_path / "a", PlacedSource.fill, []
 
-    def cut(_: int) -> None:
-        os.truncate(path, 2000)
+    def cut_then_fill(source: PlacedSource, view: memoryview) -> None:
+        reads.append(len(view))
+        if len(reads) == 4:
+            os.truncate(path, 2000)
+        fill(source, view)
 
+    monkeypatch.setattr(PlacedSource, "fill", cut_then_fill)
     for check in (
-        lambda: verify_bundle(path, KEYRING, Depth.DEEP, progress=cut, threads=2),
-        lambda: verify_signature(path, PUBLIC, progress=cut, threads=2),
+        lambda: verify_bundle(path, KEYRING, Depth.DEEP, threads=2),
+        lambda: verify_signature(path, PUBLIC, threads=2),
     ):
         path.write_bytes(_signed(4096))
+        reads.clear()
         with pytest.raises(FormatError, match="more bytes"):
             check()
+
+
+@pytest.mark.parametrize("threads", [1, THREADS_MAX])
+def test_progress_adds_up_to_all_chunks(tmp_path: Path, threads: int) -> None:
+    path, told = tmp_path / "a", []
+    path.write_bytes(_signed(4096))
+    verify_bundle(path, KEYRING, Depth.DEEP, progress=told.append, threads=threads)
+    with BundleReader.open(path, KEYRING) as reader:
+        assert sum(told) == reader.index.footer.chunks_bytes
+
+
+def test_of_several_jobs_that_fail_the_first_is_raised_and_no_later_one_begins() -> None:
+    begun, both = [], threading.Barrier(2)
+
+    def job(number: int) -> int:
+        begun.append(number)
+        if number < 2:
+            both.wait(30)
+        if number == 0:
+            time.sleep(0.05)  # The second has failed by then.
+        raise FormatError("job", "none", number)
+
+    with pytest.raises(FormatError, match="job: expected none, found 0"):
+        verdict_of_all((partial(job, number) for number in range(9)), 2)
+    assert sorted(begun) == [0, 1]
+
+
+def test_an_error_of_what_makes_the_jobs_comes_after_those_of_the_jobs() -> None:
+    def jobs(fails: bool) -> Iterator[Callable[[], int]]:
+        yield partial(_one, fails)
+        raise FormatError("maker", "none", 1)
+
+    for threads in (1, THREADS_MAX):
+        for fails, named in ((True, "job"), (False, "maker")):
+            with pytest.raises(FormatError, match=f"{named}: expected none"):
+                verdict_of_all(jobs(fails), threads)
+
+
+def _one(fails: bool) -> int:
+    if fails:
+        time.sleep(0.02)  # Another thread has met the end of the jobs by then.
+        raise FormatError("job", "none", 1)
+    return 1
 
 
 def test_a_file_replaced_between_the_two_reads_is_refused(tmp_path: Path) -> None:
