@@ -16,6 +16,8 @@ from kvpack.layout import Producer
 from kvpack.manifest import open_manifest, seal_manifest
 from kvpack.wire import encode_numerics
 from node.errors import PeerAnswerError
+from node.migration.admission import Target
+from node.migration.spool import NoSpool
 from node.migration.table import TargetState
 from node.migration.wire import encode_object, encode_open, transfer_ref
 from node.pb.v1 import migration_pb2 as pb
@@ -105,7 +107,12 @@ def test_a_stream_that_is_cut_in_mid_message_installs_nothing_and_may_be_opened_
     run(work())
 
 
-def test_every_flipped_bit_of_a_chunk_gives_the_whole_transfer_up(world):
+@pytest.mark.parametrize("spools", [True, False])
+def test_every_flipped_bit_of_a_chunk_gives_the_whole_transfer_up(world, monkeypatch, spools):
+    if not spools:
+        # Chunks are then taken where they are received, without a task or thread of their own.
+        monkeypatch.setattr(Target, "new_pack", lambda *_: NoSpool())
+
     async def work():
         async with hand_source(world, tokens=20) as hand:
             size = len(hand.chunks[0].object)
