@@ -33,6 +33,7 @@ from kvpack.store import (
     import_bundle,
     open_store,
     pinned_cut,
+    tidy_store,
 )
 from kvpack.store.writer import INTENT_S
 from node.binding import PackBinding
@@ -187,7 +188,15 @@ class Tier:
             log.warning("session %s: the store finds nothing: %s", session_id, error)
             return NothingHeld()
 
+    def _tidy(self) -> None:
+        """Remove what a process that died left of its own writing."""
+        tidy_store(self._store, int(time.time()), lambda: time.sleep(_PAUSE_S))
+
     async def _work(self) -> None:
+        try:
+            await asyncio.to_thread(self._tidy)
+        except KvpackError as error:
+            log.warning("the store of cuts: %s", error)
         while True:
             wish = await self._waiting.get()
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
 import pytest
@@ -190,3 +191,21 @@ def test_a_damaged_store_is_a_miss_and_not_an_error(world):
 
     assert run(work()).held_bytes == 0
     assert WINDOW == 16
+
+
+def test_a_start_removes_what_a_dead_process_left_in_the_store(world):
+    async def work():
+        async with world.node("target"):
+            pass
+        left = world.root / "target-data" / "store" / "intents" / f".kvpack-{'0' * 32}.tmp"
+        left.write_bytes(b"half an intent")
+        long_ago = time.time() - 30 * 86_400
+        os.utime(left, (long_ago, long_ago))
+        async with world.node("target"):
+            for _ in range(100):
+                if not left.exists():
+                    return
+                await asyncio.sleep(0.05)
+            raise AssertionError("still there")
+
+    run(work())
