@@ -36,6 +36,7 @@ from node.migration.park import ParkOrder
 from node.migration.receiver import Receiver
 from node.migration.restore import RestoreOrder
 from node.migration.shelf import Shelf
+from node.pb.v1 import session_pb2 as pb
 from node.stores import StoreRoots
 from node.tiny import make_tiny_model
 
@@ -387,6 +388,9 @@ def test_of_two_nodes_that_restore_at_once_one_gets_it_and_what_fails_leaves_it_
 
     async def race(source, giving, taking):
         """Both at once; the source learns that its write failed only when the other one has won."""
+        # A store that neither has dealt with: both give their transfers the same count.
+        fresh = pb.RestoreRequest(session_id="r", store=f"{stores.store}-2")
+        await giving.park(await talking(giving, "r"), fresh.store, copy=False)
         won, real = asyncio.Event(), source.sessions.directory
 
         class Late(Flaky):
@@ -400,14 +404,14 @@ def test_of_two_nodes_that_restore_at_once_one_gets_it_and_what_fails_leaves_it_
                 raise LOST
 
         source.sessions.directory = Late(real, "transfer", False, LOST)
-        slow = asyncio.create_task(giving.restore(order(stores)))
+        slow = asyncio.create_task(giving.restore(fresh))
         while source.sessions.directory.arguments is None and not slow.done():
             await asyncio.sleep(0.01)
-        await taking.restore(order(stores))
+        await taking.restore(fresh)
         won.set()
         with pytest.raises(PeerAnswerError, match="not the current one"):
             await slow
-        assert await owner(source) == "target" and "s" not in source.sessions
+        assert await owner(source, "r") == "target" and "r" not in source.sessions
         source.sessions.directory = real
 
     async def work():
@@ -417,8 +421,10 @@ def test_of_two_nodes_that_restore_at_once_one_gets_it_and_what_fails_leaves_it_
             there = f"store.{parked.store_id.hex()}"
             await interrupted(giving, there)
             async with stores.node("target") as (_, taking):
+                await taking.restore(order(stores))
                 await race(source, giving, taking)
                 assert agree(await bits(taking), expected)
+                assert agree(await bits(taking, "r"), expected)
                 # Rows under a content id that is not theirs, from who holds the tenant's key.
                 session = await talking(giving, "lie")
                 with mock.patch.object(seal, "compute_content_id", lie):
@@ -428,6 +434,6 @@ def test_of_two_nodes_that_restore_at_once_one_gets_it_and_what_fails_leaves_it_
                 assert await owner(source, "lie") == there
 
     def lie(context, reference, plaintext):
-        return honest(context, reference, bytes(len(plaintext)))
+        return honest(context, reference, bytes(len(plaintext)) if reference.layers else plaintext)
 
     run(work())
