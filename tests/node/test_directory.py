@@ -17,6 +17,7 @@ from directory_support import Place, nonce
 
 from node.directory import (
     OwnershipToken,
+    Published,
     open_directory,
     settle,
     transfer_settled,
@@ -24,10 +25,12 @@ from node.directory import (
 from node.errors import (
     DirectoryAmbiguousError,
     DirectoryError,
+    LeaseLiveError,
     SessionExistsError,
     StaleTokenError,
     UsageError,
 )
+from node.parked import store_owner
 
 
 @pytest.fixture
@@ -226,3 +229,26 @@ def test_the_file_is_private_and_neither_a_link_nor_another_programs_file(tmp_pa
 def test_other_addresses_are_a_usage_error(url):
     with pytest.raises(UsageError):
         open_directory(url)
+
+
+def test_a_session_that_its_owner_gave_to_a_store_is_taken_from_it_and_never_taken_over(
+    directories,
+):
+    store = store_owner(b"i" * 16)
+
+    async def work(directory):
+        first = await directory.claim("s", "a", nonce(1))
+        await directory.put("s", first, b"which cut")
+        second = await directory.transfer("s", first, store, nonce(2))
+        assert (await directory.owner("s")).node == store
+        assert await directory.transfer("s", first, store, nonce(2)) == second
+        with pytest.raises(StaleTokenError):
+            await directory.transfer("s", first, "a", nonce(3))
+        with pytest.raises(LeaseLiveError, match="kvnode session restore"):
+            await directory.takeover("s", second, "b", nonce(4))
+        assert await directory.lease(store) is None
+        assert await directory.published("s") == Published(first, b"which cut")
+        third = await directory.transfer("s", second, "b", nonce(5))
+        assert third.newer_than(second) and (await directory.owner("s")).node == "b"
+
+    directories.run(work)

@@ -26,6 +26,7 @@ from node.errors import (
     UsageError,
 )
 from node.migration.wire import token_message
+from node.parked import store_owner
 from node.pb.v1 import directory_pb2 as pb
 from node.server import running
 from node.trust import LiveCredentials, Role, open_channel
@@ -105,7 +106,11 @@ def test_a_node_writes_for_itself_alone(place):
             ):
                 with pytest.raises(UsageError, match="node b cannot write for node"):
                     await write
-            for write in (b.release("s", token), b.put("s", token, b"x")):
+            for write in (
+                b.release("s", token),
+                b.put("s", token, b"x"),
+                b.transfer("s", token, store_owner(bytes(16)), nonce(2)),
+            ):
                 with pytest.raises(StaleTokenError, match="node b does not own it"):
                     await write
             assert (await directory.owner("s")).token == token
