@@ -81,7 +81,9 @@ class Everybody:
         return await self.ways[node].claim(session_id, node, nonce)
 
     async def transfer(self, session_id, token, node, nonce):
-        return await self.ways[node].transfer(session_id, token, node, nonce)
+        # A store has no way of its own: its owner gives a session to it.
+        way = self.ways.get(node) or await self._of(session_id, token)
+        return await way.transfer(session_id, token, node, nonce)
 
     async def takeover(self, session_id, token, node, nonce):
         return await self.ways[node].takeover(session_id, token, node, nonce)
