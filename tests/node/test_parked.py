@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from unittest import mock
 
@@ -36,6 +37,7 @@ from node.migration.park import ParkOrder
 from node.migration.receiver import Receiver
 from node.migration.restore import RestoreOrder
 from node.migration.shelf import Shelf
+from node.parked import Parked
 from node.pb.v1 import session_pb2 as pb
 from node.stores import StoreRoots
 from node.tiny import make_tiny_model
@@ -193,6 +195,13 @@ class Flaky:
     def __init__(self, directory, method, done, error):
         self._directory, self._method, self._done, self._error = directory, method, done, error
         self.arguments = None
+        self.reads_away = 0
+
+    async def owner(self, session_id):
+        if self.arguments is not None and self.reads_away:
+            self.reads_away -= 1
+            raise AWAY
+        return await self._directory.owner(session_id)
 
     def __getattr__(self, name):
         real = getattr(self._directory, name)
@@ -241,10 +250,11 @@ def test_whatever_fails_leaves_the_session_in_one_place_with_its_bits(stores, mo
                         await directory.transfer(*flaky.arguments)
                 assert agree(await bits(giving, name), expected)
             assert await asyncio.to_thread(kept_after_collecting, stores.store) == []
-            for number, done in enumerate([False, True]):
+            for number, (done, reads_away) in enumerate([(False, 0), (True, 0), (True, 1)]):
                 name = f"goes-{number}"
                 session = await talking(giving, name)
-                source.sessions.directory = Flaky(directory, "transfer", done, LOST)
+                flaky = source.sessions.directory = Flaky(directory, "transfer", done, LOST)
+                flaky.reads_away = reads_away
                 await giving.park(session, stores.store, copy=False)
                 await taking.restore(order(stores, name))
                 assert agree(await bits(taking, name), expected)
@@ -385,6 +395,13 @@ def test_of_two_nodes_that_restore_at_once_one_gets_it_and_what_fails_leaves_it_
                 with pytest.raises(Killed):
                     await target.depot.restore(RestoreOrder("s", stores.store))
             assert await owner(target) == there
+            # A value that names another cut than the entry was written for.
+            directory = target.sessions.directory
+            entry, value = await directory.owner("s"), await directory.published("s")
+            parked = dataclasses.replace(Parked.decode(value.value), cut_id=bytes(32))
+            await directory.put("s", entry.token, parked.encode())
+            await refused(taking, "at which cut")
+            await directory.put("s", entry.token, value.value)
 
     async def race(source, giving, taking):
         """Both at once; the source learns that its write failed only when the other one has won."""
