@@ -29,8 +29,8 @@ from node.migration.admission import Target
 from node.migration.depot import Depot
 from node.migration.journal import Journal
 from node.migration.moves import Moves
+from node.migration.orders import Source
 from node.migration.restore import Restorer
-from node.migration.source import Source
 from node.migration.target import Transfers
 from node.migration_service import MigrationService
 from node.pb.v1 import session_pb2_grpc

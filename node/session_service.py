@@ -16,9 +16,9 @@ from kvpack.wire import encode_layout
 from node.config import Address
 from node.migration.depot import Depot
 from node.migration.moves import TARGETS_MAX, Moves, OfTarget, Targets
+from node.migration.orders import Moved, Order, Progress
 from node.migration.park import ParkOrder
 from node.migration.restore import RestoreOrder
-from node.migration.source import Moved, Order, Progress
 from node.migration.wire import token_message, token_value
 from node.pb.v1 import session_pb2 as pb
 from node.pb.v1 import session_pb2_grpc

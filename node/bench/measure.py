@@ -17,7 +17,7 @@ from node.bench.sealed import Pushed, push_sealed
 from node.bench.serve import bench_fitting
 from node.bench.usage import MemoryMark
 from node.config import Address
-from node.migration.source import Moved, Order
+from node.migration.orders import Moved, Order
 from node.pb.v1 import bench_pb2
 from node.server import Node, running
 from node.session import Session

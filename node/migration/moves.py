@@ -21,8 +21,9 @@ from node.directory import OwnershipToken
 from node.errors import SessionFrozenError, SessionStateError
 from node.migration.fan import Fan, SharedFeed
 from node.migration.feed import Feed
+from node.migration.orders import Moved, Order, Progress, Source
 from node.migration.producer import Producer
-from node.migration.source import Move, Moved, Order, Progress, Source
+from node.migration.source import Move
 from node.migration.tape import Tape
 
 log = logging.getLogger(__name__)

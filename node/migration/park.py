@@ -30,8 +30,8 @@ from node.directory import (
     whose,
 )
 from node.errors import DirectoryError, StaleTokenError, TransferFailedError
+from node.migration.orders import WAIT_FIRST_S, WAIT_MOST_S, Source
 from node.migration.shelf import Shelf
-from node.migration.source import WAIT_FIRST_S, WAIT_MOST_S, Source
 from node.migration.table import COPY, SOURCE, Machine, SourceEffect, SourceEvent, SourceState
 from node.packs import manifest_blob
 from node.parked import Parked, store_owner

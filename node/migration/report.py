@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvpack.chunk import ChunkClass
-from node.migration.source import Moved
+from node.migration.orders import Moved
 from node.pb.v1 import migration_pb2, session_pb2
 
 

@@ -41,7 +41,8 @@ from node.migration.admission import Target
 from node.migration.inbound import Outcome
 from node.migration.journal import TransferKey
 from node.migration.messages import read_inventory, read_offer
-from node.migration.source import ASK_S, Patience
+from node.migration.orders import Patience
+from node.migration.source import ASK_S
 from node.migration.table import TargetState
 from node.migration.target import Transfers
 from node.migration.wire import Piece

@@ -15,20 +15,14 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
-
-import grpc.aio
 
 from kvpack.chunk import ChunkClass, seal_component
 from kvpack.errors import KvpackError
 from kvpack.layout import LayerKind
 from kvpack.wire import encode_numerics
 from node import fault_points
-from node.binding import PackBinding
-from node.config import Address
 from node.directory import NONCE_BYTES, Whose, whose
-from node.engine_thread import EngineThread
 from node.errors import (
     DirectoryError,
     NodeError,
@@ -40,12 +34,19 @@ from node.errors import (
 )
 from node.migration import wire
 from node.migration.feed import Fed, Feed, Holding
-from node.migration.journal import Journal
+from node.migration.orders import (
+    WAIT_FIRST_S,
+    WAIT_MOST_S,
+    Moved,
+    Order,
+    Patience,
+    Progress,
+    Source,
+)
 from node.migration.table import COPY, SOURCE, Machine, SourceEffect, SourceEvent, SourceState
 from node.migration.timeline import TargetTimes, Timeline
 from node.pb.v1 import migration_pb2 as pb
 from node.session import Phase, Session
-from node.sessions import Sessions
 
 log = logging.getLogger(__name__)
 
@@ -55,78 +56,12 @@ COMMIT_S: Final = 60.0
 ABORT_S: Final = 5.0
 STATUS_S: Final = 5.0
 
-#: Between two looks at a directory that is away, or two tries to reach a target.
-WAIT_FIRST_S: Final = 0.2
-WAIT_MOST_S: Final = 5.0
-
 #: How long a target may be out of reach, without any progress, until the move is given up. Less
 #: than the lease after which the target forgets the transfer.
 RESUME_S: Final = 45.0
 
 #: How long a copy asks what became of a Commit that was not answered.
 ASK_S: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What every move of one node needs."""
-
-    sessions: Sessions
-    engine: EngineThread
-    binding: PackBinding
-    journal: Journal
-    connect: Callable[[str, Address], grpc.aio.Channel]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What is asked for.
-
-    Attributes:
-        target: The node, by the name in its certificate.
-        address: Where it listens.
-        accept_compatible: A continuation that is not bit-exact will do.
-        copy_as: Name of the target's own session; empty for a move.
-    """
-
-    target: str
-    address: Address
-    accept_compatible: bool = False
-    copy_as: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a move is."""
-
-    step: str
-    computed_tokens: int
-    total_tokens: int
-    sent_payload_bytes: int
-    total_payload_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """A move or copy that came about.
-
-    Attributes:
-        session_id: The session on this node.
-        order: What was asked for.
-        position: Tokens of the cut.
-        reply: The target's answer to Commit.
-        timeline: When what was sent.
-        wire_bytes: All serialized messages, both directions.
-        objects: Chunks of the cut.
-    """
-
-    session_id: str
-    order: Order
-    position: int
-    reply: pb.CommitReply
-    timeline: Timeline
-    wire_bytes: int
-    objects: int
 
 
 #: Makes the stream of one transfer, given whom to tell what was sent, and that it was.
@@ -518,25 +453,3 @@ class Move:
 
 def _cancelled() -> TransferFailedError:
     return TransferFailedError("cancelled")
-
-
-class Patience:
-    """A bounded time of trying again, and the pauses between the tries."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.renew()
-
-    def renew(self) -> None:
-        """Something has moved: the time begins anew."""
-        self._until = time.monotonic() + self._seconds
-        self._pause_s = WAIT_FIRST_S
-
-    def left(self) -> bool:
-        """Whether to try again."""
-        return time.monotonic() < self._until
-
-    async def wait(self) -> None:
-        """The pause before the next try; each is twice as long as the one before."""
-        await asyncio.sleep(self._pause_s)
-        self._pause_s = min(WAIT_MOST_S, 2 * self._pause_s)

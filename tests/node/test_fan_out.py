@@ -22,7 +22,7 @@ from node.migration import producer as producer_module
 from node.migration import wire
 from node.migration.book import OPEN_MAX
 from node.migration.moves import NotMoved, Targets
-from node.migration.source import Moved, Order
+from node.migration.orders import Moved, Order
 from node.pb.v1 import migration_pb2 as pb
 from node.pb.v1 import session_pb2
 

@@ -14,7 +14,7 @@ from node.lease import NodeLease
 from node.migration.admission import Target
 from node.migration.journal import Journal
 from node.migration.moves import Moves
-from node.migration.source import Source
+from node.migration.orders import Source
 from node.migration.spool import Spool
 from node.migration.target import Transfers
 from node.migration_service import MigrationService, _answering

@@ -20,7 +20,7 @@ from model.sim_twin import Twin
 from node.binding import PackBinding
 from node.directory_sqlite import SqliteDirectory
 from node.errors import SessionStateError
-from node.migration.source import Order
+from node.migration.orders import Order
 from node.session import Session
 
 NODES = ("a", "b", "c")

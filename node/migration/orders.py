@@ -1,0 +1,107 @@
+"""What a move is asked for, how far it is, and what came of it: values of the giving end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import grpc.aio
+
+from node.binding import PackBinding
+from node.config import Address
+from node.engine_thread import EngineThread
+from node.migration.journal import Journal
+from node.migration.timeline import Timeline
+from node.pb.v1 import migration_pb2 as pb
+from node.sessions import Sessions
+
+#: Between two looks at a directory that is away, or two tries to reach a target.
+WAIT_FIRST_S: Final = 0.2
+WAIT_MOST_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What every move of one node needs."""
+
+    sessions: Sessions
+    engine: EngineThread
+    binding: PackBinding
+    journal: Journal
+    connect: Callable[[str, Address], grpc.aio.Channel]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked for.
+
+    Attributes:
+        target: The node, by the name in its certificate.
+        address: Where it listens.
+        accept_compatible: A continuation that is not bit-exact will do.
+        copy_as: Name of the target's own session; empty for a move.
+    """
+
+    target: str
+    address: Address
+    accept_compatible: bool = False
+    copy_as: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a move is."""
+
+    step: str
+    computed_tokens: int
+    total_tokens: int
+    sent_payload_bytes: int
+    total_payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A move or copy that came about.
+
+    Attributes:
+        session_id: The session on this node.
+        order: What was asked for.
+        position: Tokens of the cut.
+        reply: The target's answer to Commit.
+        timeline: When what was sent.
+        wire_bytes: All serialized messages, both directions.
+        objects: Chunks of the cut.
+    """
+
+    session_id: str
+    order: Order
+    position: int
+    reply: pb.CommitReply
+    timeline: Timeline
+    wire_bytes: int
+    objects: int
+
+
+class Patience:
+    """A bounded time of trying again, and the pauses between the tries."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.renew()
+
+    def renew(self) -> None:
+        """Something has moved: the time begins anew."""
+        self._until = time.monotonic() + self._seconds
+        self._pause_s = WAIT_FIRST_S
+
+    def left(self) -> bool:
+        """Whether to try again."""
+        return time.monotonic() < self._until
+
+    async def wait(self) -> None:
+        """The pause before the next try; each is twice as long as the one before."""
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(WAIT_MOST_S, 2 * self._pause_s)
