@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from kvpack.printable import is_printable
-from kvpack.store import Budget, LocalStore, WriterTools, open_store
+from kvpack.store import Budget, ObjectStore, WriterTools, open_store
 from node.errors import UsageError
 from node.parked import PLACE_BYTES_MAX
 
@@ -67,7 +67,7 @@ class StoreRoots:
         return path
 
     @contextlib.contextmanager
-    def opened(self, text: str, *, create: bool = False) -> Iterator[LocalStore]:
+    def opened(self, text: str, *, create: bool = False) -> Iterator[ObjectStore]:
         """The store at ``text``, closed again at the end of the block.
 
         Args:

@@ -23,7 +23,7 @@ from kvpack.store import (
     CutReader,
     Hold,
     HoldKind,
-    LocalStore,
+    ObjectStore,
     cuts_of,
     pinned_cut,
 )
@@ -180,7 +180,7 @@ class _Stored:
     """Where a session lies: which store, by which token, at which cut."""
 
     def __init__(
-        self, target: Target, roots: StoreRoots, store: LocalStore, order: RestoreOrder
+        self, target: Target, roots: StoreRoots, store: ObjectStore, order: RestoreOrder
     ) -> None:
         self._target = target
         self._roots = roots

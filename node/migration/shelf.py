@@ -14,7 +14,7 @@ from kvpack.chunk import ChunkReference, SealedChunk
 from kvpack.errors import KvpackError
 from kvpack.keys import Keyring
 from kvpack.manifest import manifest_id
-from kvpack.store import CutWriter, Hold, HoldKind, LocalStore, cuts_of, held
+from kvpack.store import CutWriter, Hold, HoldKind, ObjectStore, cuts_of, held
 from node.binding import PackBinding
 from node.stores import StoreRoots
 from node.tier import lineage_of
@@ -51,7 +51,7 @@ class Shelf:
         self._published = False
         self.written_bytes = 0
         with contextlib.ExitStack() as stack:
-            self._store: LocalStore = stack.enter_context(roots.opened(place, create=True))
+            self._store: ObjectStore = stack.enter_context(roots.opened(place, create=True))
             self.identity = self._store.identity(secrets.token_bytes(16))
             self._older = self._moved_here()
             self._writer = CutWriter(
