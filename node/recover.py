@@ -76,8 +76,10 @@ async def recover(
     unsettled = await _settle(target, transfers)
     packs = await target.journal.held_packs()
     owned = await target.sessions.directory.owned_by(target.sessions.node)
-    for session_id in packs.keys() - {entry.session_id for entry in owned}:
-        await _let_go(target, session_id, packs[session_id])
+    for session_id in sorted(packs.keys() - {entry.session_id for entry in owned}):
+        entry = await _let_go(target, session_id, packs[session_id])
+        if entry is not None:
+            owned.append(entry)
     await asyncio.to_thread(
         _remove_leftovers, target.spool_dir, _kept(target, transfers, {*packs.values(), *unsettled})
     )
@@ -104,14 +106,22 @@ async def recover(
     return Recovered(tuple(restored), tuple(lost))
 
 
-async def _let_go(target: Target, session_id: str, pack: str) -> None:
-    """Drop a pack whose session went elsewhere. One that the directory does not know is kept."""
-    if await target.sessions.directory.owner(session_id) is None:
+async def _let_go(target: Target, session_id: str, pack: str) -> Ownership | None:
+    """Drop a pack whose session went elsewhere. One that the directory does not know is kept.
+
+    Returns:
+        The entry, where it is this node's after all: it was away when the list was made.
+    """
+    record = await target.sessions.directory.owner(session_id)
+    if isinstance(record, Ownership) and record.node == target.sessions.node:
+        return record
+    if record is None:
         log.warning("session %s: unknown to the directory; its pack is kept", session_id)
-        return
+        return None
     await target.journal.let_go(session_id, pack)
     with contextlib.suppress(OSError):
         await asyncio.to_thread((target.spool_dir / pack).unlink, missing_ok=True)
+    return None
 
 
 def _kept(target: Target, transfers: Transfers, names: set[str]) -> set[str]:

@@ -284,3 +284,24 @@ def test_a_raise_of_the_process_before_that_arrives_late_does_not_lose_the_sessi
                     assert (await taking.get("s")).next_index == 50
 
     run(work())
+
+
+def test_an_entry_that_comes_back_while_a_start_looks_is_restored_and_not_let_go(
+    world, monkeypatch
+):
+    async def work():
+        async with world.node("source") as (_, giving):
+            async with world.node("target") as (target, _):
+                await move(giving, target, await giving.open("s"), prompt(50))
+
+            async def away(*_):
+                return []
+
+            with monkeypatch.context() as patch:
+                patch.setattr("node.directory_sqlite.SqliteDirectory.owned_by", away)
+                async with world.node("target") as (target, taking):
+                    assert (await taking.get("s")).next_index == 50
+            async with world.node("target") as (_, taking):
+                assert (await taking.get("s")).next_index == 50
+
+    run(work())
