@@ -57,6 +57,11 @@ def _run(work: Coroutine[Any, Any, int]) -> None:
     type=click.Choice(["compatible"]),
     help="Consent to a continuation that is not bit-exact: the other node computes otherwise.",
 )
+@click.option(
+    "--link-gbits",
+    type=click.FloatRange(0.001, 1_000_000),
+    help="What the link carries, in Gb/s: rows are compressed where that pays; else they are not.",
+)
 @_JSON
 def migrate(
     session: str,
@@ -66,6 +71,7 @@ def migrate(
     mode: str,
     copy_as: str | None,
     accept: str | None,
+    link_gbits: float | None,
     as_json: bool,
 ) -> None:
     """Move or copy SESSION from one node to another while it is in use.
@@ -83,7 +89,7 @@ def migrate(
           --credentials client-credentials
     """
     from node.errors import UsageError
-    from node.migrate import MigrateOrder, migrate_session
+    from node.migrate import MigrateOrder, compresses, migrate_session
 
     if any(target.startswith("store:") for target in targets):
         from node.migrate_store import StoreOrder, park_session
@@ -102,10 +108,13 @@ def migrate(
 
         if mode != "copy":
             raise UsageError("--to: one target, except with --mode copy")
-        copies = CopiesOrder(session, node, targets, credentials, name, accepted, as_json)
+        copies = CopiesOrder(
+            session, node, targets, credentials, name, accepted, as_json, compresses(link_gbits)
+        )
         _run(copy_to_several(copies))
         return
-    order = MigrateOrder(session, node, targets[0], credentials, name, accepted, as_json)
+    compress = compresses(link_gbits)
+    order = MigrateOrder(session, node, targets[0], credentials, name, accepted, as_json, compress)
     _run(migrate_session(order))
 
 

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kvpack.chunk import Codec
+from kvpack.compression import Compression, choose_codec
 from kvpack.errors import EXIT_GOOD, LimitError
 from node.client import NodeClient
 from node.config import Address
@@ -37,6 +39,7 @@ class MigrateOrder:
     copy_as: str
     accept_compatible: bool
     as_json: bool
+    compress: bool = False
 
     def __post_init__(self) -> None:
         _require_session_id(self.session_id)
@@ -82,6 +85,12 @@ def place(text: str, credentials_dir: Path, other_than: str = "") -> tuple[str, 
     return names[0], Address.parse(address)
 
 
+def compresses(link_gbits: float | None) -> bool:
+    """Whether compression pays on a link of that many Gb/s; None: nobody said, so it does not."""
+    bits = None if link_gbits is None else max(1, round(link_gbits * 1e9))
+    return choose_codec(Compression.AUTO, bits) is Codec.ZSTD_SPLIT
+
+
 async def migrate_session(order: MigrateOrder) -> int:
     """Move or copy a session; prints the result.
 
@@ -99,6 +108,7 @@ async def migrate_session(order: MigrateOrder) -> int:
             target_address=str(target_address),
             accept_compatible=order.accept_compatible,
             copy_as=order.copy_as,
+            compress=order.compress,
         )
         result = await _watch(following.client, request)
     if order.as_json:

@@ -38,6 +38,7 @@ class CopiesOrder:
         copy_as: The copies are called this, with ``-1``, ``-2`` and so on in the targets' order.
         accept_compatible: A continuation that is not bit-exact will do.
         as_json: One object a line instead of tables.
+        compress: Rows are compressed where that saves 3 % or more.
     """
 
     session_id: str
@@ -47,6 +48,7 @@ class CopiesOrder:
     copy_as: str
     accept_compatible: bool
     as_json: bool
+    compress: bool = False
 
     def __post_init__(self) -> None:
         if len(self.targets) > TARGETS_MAX:
@@ -87,6 +89,7 @@ async def copy_to_several(order: CopiesOrder) -> int:
             token=session.token,
             accept_compatible=order.accept_compatible,
             targets=targets,
+            compress=order.compress,
         )
         ended: list[_Ended] = []
         with _bars(targets) as update:

@@ -172,7 +172,9 @@ class SessionService(session_pb2_grpc.SessionServicer):
             return
         copy_as = request.copy_as and check_session_id(request.copy_as)
         address = Address.parse(request.target_address)
-        order = Order(request.target_node, address, request.accept_compatible, copy_as)
+        order = Order(
+            request.target_node, address, request.accept_compatible, copy_as, request.compress
+        )
         events = self._moves.start(
             request.session_id, token_value(request.token), request.token_ids, order
         )
@@ -310,6 +312,7 @@ def targets_of(request: pb.MigrateRequest) -> Targets:
                 Address.parse(one.address),
                 request.accept_compatible,
                 check_session_id(one.copy_as),
+                request.compress,
             )
             for one in request.targets[: TARGETS_MAX + 1]
         )

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from kvpack.chunk import Codec
 from kvpack.errors import KvpackError, LimitError
 from kvpack.limits import check_range
 from node.binding import PackBinding
@@ -55,6 +56,11 @@ class Targets:
         names = [order.copy_as for order in self.orders]
         if not all(names) or len(set(names)) != len(names):
             raise LimitError("targets.copy_as", "a name of its own for each copy", names)
+
+    @property
+    def compress(self) -> bool:
+        """Whether rows are compressed: each chunk is sealed once, so for all or for none."""
+        return any(order.compress for order in self.orders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +169,9 @@ class Moves:
                 events.put_nowait(progress)
 
         moving = not order.copy_as
-        async with self._producing(session_id, token, token_ids, moving) as producer:
+        async with self._producing(
+            session_id, token, token_ids, moving, order.compress
+        ) as producer:
             feeding = functools.partial(Feed, producer)
             move = Move(self._source, producer.session, order, feeding, report)
             if moving:
@@ -179,7 +187,7 @@ class Moves:
         events: asyncio.Queue[OfTarget],
     ) -> list[Moved | NotMoved]:
         async with (
-            self._producing(session_id, token, token_ids, moving=False) as producer,
+            self._producing(session_id, token, token_ids, False, targets.compress) as producer,
             Fan(producer, len(targets.orders)) as fan,
         ):
             copies = [
@@ -217,7 +225,12 @@ class Moves:
 
     @contextlib.asynccontextmanager
     async def _producing(
-        self, session_id: str, token: OwnershipToken, token_ids: Sequence[int], moving: bool
+        self,
+        session_id: str,
+        token: OwnershipToken,
+        token_ids: Sequence[int],
+        moving: bool,
+        compress: bool,
     ) -> AsyncIterator[Producer]:
         """What makes the chunks of a session: held until the end, or from its freeze on."""
         sessions, engine = self._source.sessions, self._source.engine
@@ -247,7 +260,8 @@ class Moves:
                     f"session {session_id}: {session.next_index} tokens are known; "
                     "a move needs a row and a boundary token"
                 )
-            yield Producer(engine, self.binding, session, tape, freeze)
+            codec = Codec.ZSTD_SPLIT if compress else Codec.RAW
+            yield Producer(engine, self.binding, session, tape, freeze, codec)
 
     def cancel(self, session_id: str, token: OwnershipToken) -> None:
         """End the move of a session that still serves here. Copies end by themselves.

@@ -43,12 +43,14 @@ class Order:
         address: Where it listens.
         accept_compatible: A continuation that is not bit-exact will do.
         copy_as: Name of the target's own session; empty for a move.
+        compress: Rows are compressed where that saves 3 % or more: for slow links.
     """
 
     target: str
     address: Address
     accept_compatible: bool = False
     copy_as: str = ""
+    compress: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from node_support import WINDOW, World, events, move, prompt, run
 
 from kvpack.layout import LayerKind
 from node.errors import PeerAnswerError
+from node.migrate import compresses
 from node.pb.v1 import session_pb2
 from node.tiny import make_tiny_model
 
@@ -177,3 +178,27 @@ def test_a_sampled_session_continues_its_random_stream_where_it_left_off(world):
     talked, expected, greedy = run(work())
     assert talked == expected
     assert [token for _, token, _ in talked] != [token for _, token, _ in greedy]
+
+
+def test_compressed_rows_arrive_with_the_same_bits_and_fewer_bytes(world):
+    tokens = prompt(900)
+
+    async def work():
+        async with world.pair() as (_, giving, target, taking):
+            plain = await move(giving, target, await giving.open("plain"), tokens)
+            packed = await move(giving, target, await giving.open("packed"), tokens, compress=True)
+            left = await events(taking, await taking.get("plain"), 900, 12)
+            right = await events(taking, await taking.get("packed"), 900, 12)
+            return plain, packed, left, right
+
+    plain, packed, left, right = run(work())
+    assert left == right and packed.continuation_verdict == "exact"
+    assert packed.payload_bytes == plain.payload_bytes
+    assert packed.wire_bytes < 0.97 * plain.wire_bytes
+
+
+@pytest.mark.parametrize(
+    ("gbits", "wanted"), [(None, False), (1.0, True), (4.0, True), (10.0, False)]
+)
+def test_what_the_link_carries_decides_about_compression(gbits, wanted):
+    assert compresses(gbits) is wanted
