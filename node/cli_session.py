@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
+_FILE: Final = click.Path(path_type=Path)
 
 _NODE: Final = click.option(
     "--node",
@@ -138,7 +139,7 @@ def list_command(node: str, credentials: Path, as_json: bool) -> None:
 @click.argument("session_id", metavar="SESSION")
 @_NODE
 @_CREDENTIALS
-@click.option("--text", type=click.File("r", encoding="utf-8"), help="A text to begin with.")
+@click.option("--text", type=_FILE, help="A text to begin with: a UTF-8 file.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-p", type=float, default=1.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Default: unpredictable.")
@@ -146,17 +147,29 @@ def open_command(
     session_id: str,
     node: str,
     credentials: Path,
-    text: Any,  # noqa: ANN401 - click's file
+    text: Path | None,
     temperature: float,
     top_p: float,
     seed: int | None,
 ) -> None:
     """Open SESSION on the node, and prefill a text."""
-    from node.migrate import OpenOrder, open_session
+    from node.migrate import OpenOrder, open_session, read_text
 
-    content = None if text is None else text.read()
+    content = None if text is None else read_text(text)
     order = OpenOrder(session_id, node, credentials, content, temperature, top_p, seed)
     _run(open_session(order))
+
+
+@session.command()
+@click.argument("session_id", metavar="SESSION")
+@_NODE
+@_CREDENTIALS
+@click.option("--text", type=_FILE, required=True, help="A UTF-8 file.")
+def feed(session_id: str, node: str, credentials: Path, text: Path) -> None:
+    """Append a text to SESSION and prefill it."""
+    from node.migrate import feed_session, read_text
+
+    _run(feed_session(session_id, node, credentials, read_text(text)))
 
 
 @session.command()

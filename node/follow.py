@@ -46,6 +46,7 @@ class FollowingClient:
         self._credentials_dir = credentials_dir
         self._place = (node, address)
         self._client = NodeClient(credentials_dir, node, address)
+        self._reached = False
 
     @property
     def node(self) -> str:
@@ -83,6 +84,7 @@ class FollowingClient:
         while index < end:
             try:
                 session = await self._client.get(session_id)
+                self._reached = True
                 async for event in self._client.generate(session, index, end - index):
                     token = token_value(event.token)
                     if event.index != index or (newest is not None and newest.newer_than(token)):
@@ -103,7 +105,9 @@ class FollowingClient:
         trouble = _Trouble()
         while True:
             try:
-                return await self._client.get(session_id)
+                found = await self._client.get(session_id)
+                self._reached = True
+                return found
             except (PeerAnswerError, PeerUnavailableError) as error:
                 await self._overcome(error, trouble)
 
@@ -114,6 +118,9 @@ class FollowingClient:
         if not trouble.permits():
             raise error
         if isinstance(error, PeerUnavailableError):
+            if not self._reached:
+                # Nobody was ever there: a wrong address is not waited for.
+                raise error
             await asyncio.sleep(PAUSE_S)
             return
         owner, address = error.hints.get(OWNER_KEY), error.hints.get(OWNER_ADDRESS_KEY)

@@ -101,6 +101,8 @@ async def migrate_session(order: MigrateOrder) -> int:
     target, target_address = place(order.target, order.credentials_dir, name)
     async with FollowingClient(order.credentials_dir, name, address) as following:
         session = await following.find(order.session_id)
+        if target == following.node:
+            raise UsageError(f"session {order.session_id}: lives on node {target} already")
         request = pb.MigrateRequest(
             session_id=order.session_id,
             token=session.token,
@@ -212,14 +214,46 @@ async def open_session(order: OpenOrder) -> int:
     return EXIT_GOOD
 
 
+async def feed_session(session_id: str, node: str, credentials_dir: Path, text: str) -> int:
+    """Append a text to a session and prefill it; prints how far it came."""
+    name, address = place(node, credentials_dir)
+    async with FollowingClient(credentials_dir, name, address) as following:
+        session = await following.find(session_id)
+        token_ids = await following.client.tokenize(text)
+        session = await following.client.append(session, token_ids)
+        print(f"{session.session_id} on {following.node}: {session.next_index} tokens")
+    return EXIT_GOOD
+
+
+def read_text(path: Path) -> str:
+    """The text in a file.
+
+    Raises:
+        UsageError: It cannot be read, is not UTF-8, or is empty.
+    """
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: expected UTF-8 text, found other bytes") from error
+    if not text:
+        raise UsageError(f"{path}: empty")
+    return text
+
+
 async def talk(session_id: str, node: str, credentials_dir: Path, tokens: int) -> int:
     """Generate tokens, wherever the session goes meanwhile, and print their text at the end."""
     name, address = place(node, credentials_dir)
     async with FollowingClient(credentials_dir, name, address) as following:
         session = await following.find(session_id)
+        if not session.next_index:
+            raise UsageError(f"session {session_id}: empty; give it a text: kvnode session feed")
         found: list[int] = []
         shown = ""
-        async for event in following.generate(session_id, session.next_index, tokens):
+        # A hand-over chooses a token that nobody asked for: begin with what nobody was told.
+        start = max(1, min(session.told_index, session.next_index))
+        async for event in following.generate(session_id, start, tokens):
             found.append(event.token_id)
             text = await following.client.detokenize(found)
             # A character that is not whole yet is shown once it is.

@@ -58,6 +58,9 @@ SPOOL: Final = "spool"
 STORE: Final = "store"
 PACKS: Final = "packs"
 
+#: The part of a transfer's lease for which a source tries to reach its target again.
+RESUME_SHARE: Final = 0.75
+
 #: How long running calls may go on when the node stops.
 GRACE_S: Final = 5.0
 
@@ -129,6 +132,8 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
     # Off the loop: a slow volume must not look like a hung process.
     bound = VolumeBound(worst_s=config.volume_worst_s)
     worst_s = await asyncio.to_thread(probe_volume, config.data_dir, bound)
+    # Before anything is written: a wrong option must not leave a trace.
+    roots = StoreRoots(config.store_roots, config.store)
     async with contextlib.AsyncExitStack() as stack:
         # The port first: a taken one is found before the model is loaded.
         server, address = _bind(config.address, live)
@@ -140,9 +145,9 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         stack.callback(engine.close)
         sessions = Sessions(name, engine, ours.directory, journal, ours.lease)
         binding = PackBinding.of(engine.model, key)
-        source = Source(sessions, engine, binding, journal, _connector(live))
+        resume_s = RESUME_SHARE * config.transfer_lease_s
+        source = Source(sessions, engine, binding, journal, _connector(live), resume_s)
         spool = config.data_dir / SPOOL
-        roots = StoreRoots(config.store_roots, config.store)
         tier = fitting.tier(config, binding)
         target = Target(
             sessions, engine, binding, journal, spool, config.transfer_lease_s, fitting.spools, tier

@@ -82,6 +82,7 @@ class Session:
         decoding: How the next token is chosen, and what of the text waits. Greedy by default.
         revision: How often tokens were given to the session.
         context_epoch: How often its context was rebuilt.
+        told_index: The first token that no client was given yet, by position.
         messages: The conversation that a rebuild would begin from. The user's text.
         spool: The durable pack it arrived in, if it did; superseded, but the last published cut.
         lock: Held by the one operation that is under way.
@@ -106,6 +107,7 @@ class Session:
         self.token = token
         self.phase = Phase.ACTIVE
         self.token_ids = list(token_ids)
+        self.told_index = len(self.token_ids)
         self.generation = generation
         self.spool: Path | None = None
         self.lock = asyncio.Lock()
@@ -149,19 +151,22 @@ class Session:
             sampler = self.decoding.sampler.observe(token_ids)
             self.decoding = dataclasses.replace(self.decoding, sampler=sampler)
             self.token_ids.extend(token_ids)
+            self.told_index = self.next_index
             self.revision += 1
 
     def state(self, position: int) -> SessionState:
         """What the session is at the cut ``position``, beyond rows, tokens and decoding state."""
         return SessionState(
-            self.token_ids[position], self.revision, self.context_epoch, self.messages
-        )
+            self.token_ids[position], self.revision, self.context_epoch, self.messages,
+            untold_tokens=max(0, position + 1 - self.told_index),
+        )  # fmt: skip
 
     def restore(self, state: SessionState) -> None:
         """Be what ``state`` says. Its pending token is the caller's to place."""
         self.revision = state.revision
         self.context_epoch = state.context_epoch
         self.messages = state.messages
+        self.told_index = max(0, self.next_index - state.untold_tokens)
 
     def backlog_calls(self) -> list[int]:
         """Sizes of the prefill calls that lead up to the boundary token."""

@@ -268,6 +268,7 @@ def _reply(session: Session) -> pb.SessionReply:
         phase=_PHASES[session.phase],
         revision=session.revision,
         context_epoch=session.context_epoch,
+        told_index=session.told_index,
     )
 
 

@@ -203,6 +203,7 @@ class Sessions:
                     decoded = session.recall(index)
                 else:
                     decoded = await self.engine.call(session.decode_next)
+                session.told_index = max(session.told_index, index + 1)
             yield session.token, decoded
 
     async def close(self, session: Session) -> None:

@@ -44,6 +44,7 @@ _RULE: Final = MessageRule(
             4: FieldRule("messages", Kind.BYTES, high=MESSAGE_BYTES_MAX, count_max=MESSAGES_MAX),
             5: FieldRule("boundary_digest", Kind.BYTES, high=DIGEST_BYTES, low=DIGEST_BYTES),
             6: FieldRule("boundary_logits", Kind.BYTES, high=LOGITS_BYTES_MAX),
+            7: FieldRule("untold_tokens", Kind.UINT, high=limits.POSITION_MAX),
         }
     ),
     required=frozenset(),
@@ -63,6 +64,8 @@ class SessionState:
             user's text.
         boundary_digest: Of the boundary call's logits, in a cut that lies in a store; else empty.
         boundary_logits: The logits themselves, where they fit.
+        untold_tokens: How many of the last known tokens, the boundary token with them, no client
+            was given: a hand-over chooses one that nobody asked for.
 
     Raises:
         LimitError: A value is outside its range.
@@ -74,12 +77,14 @@ class SessionState:
     messages: tuple[bytes, ...] = field(default=(), repr=False)
     boundary_digest: bytes = b""
     boundary_logits: bytes = field(default=b"", repr=False)
+    untold_tokens: int = 0
 
     def __post_init__(self) -> None:
         limits.check_range("session.pending_token", self.pending_token, 0, limits.TOKEN_ID_MAX)
         limits.check_range("session.revision", self.revision, 0, _U63)
         limits.check_range("session.context_epoch", self.context_epoch, 0, _U63)
         limits.check_range("session.messages", len(self.messages), 0, MESSAGES_MAX)
+        limits.check_range("session.untold_tokens", self.untold_tokens, 0, limits.POSITION_MAX)
         for message in self.messages:
             limits.check_range("session.messages", len(message), 1, MESSAGE_BYTES_MAX, "bytes")
         digest_bytes, logits_bytes = len(self.boundary_digest), len(self.boundary_logits)
@@ -103,6 +108,7 @@ def encode_state(state: SessionState) -> bytes:
         messages=state.messages,
         boundary_digest=state.boundary_digest,
         boundary_logits=state.boundary_logits,
+        untold_tokens=state.untold_tokens,
     ).SerializeToString(deterministic=True)
     limits.check_range("session.bytes", len(encoded), 0, STATE_BYTES_MAX, "bytes")
     return bytes((STATE_VERSION,)) + encoded
@@ -121,7 +127,7 @@ def decode_state(plaintext: bytes | memoryview) -> SessionState:
     message = state_pb2.SessionState.FromString(encoded)
     return SessionState(
         message.pending_token, message.revision, message.context_epoch, tuple(message.messages),
-        message.boundary_digest, message.boundary_logits,
+        message.boundary_digest, message.boundary_logits, message.untold_tokens,
     )  # fmt: skip
 
 

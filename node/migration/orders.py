@@ -23,15 +23,21 @@ WAIT_FIRST_S: Final = 0.2
 WAIT_MOST_S: Final = 5.0
 
 
+#: How long a target may be out of reach, without any progress, until the move is given up. Less
+#: than the lease after which the target forgets the transfer.
+RESUME_S: Final = 45.0
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What every move of one node needs."""
+    """What every move of one node needs. ``resume_s``: how long a target may be out of reach."""
 
     sessions: Sessions
     engine: EngineThread
     binding: PackBinding
     journal: Journal
     connect: Callable[[str, Address], grpc.aio.Channel]
+    resume_s: float = RESUME_S
 
 
 @dataclass(frozen=True, slots=True)

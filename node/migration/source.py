@@ -56,10 +56,6 @@ COMMIT_S: Final = 60.0
 ABORT_S: Final = 5.0
 STATUS_S: Final = 5.0
 
-#: How long a target may be out of reach, without any progress, until the move is given up. Less
-#: than the lease after which the target forgets the transfer.
-RESUME_S: Final = 45.0
-
 #: How long a copy asks what became of a Commit that was not answered.
 ASK_S: Final = 30.0
 
@@ -95,7 +91,7 @@ class Move:
         self._timeline = Timeline(time.monotonic())
         self._meter = wire.Meter()
         self._feed = feeding(self._timeline, self._report_progress)
-        self._patience = Patience(RESUME_S)
+        self._patience = Patience(source.resume_s)
         self._streaming: asyncio.Task[Fed] | None = None
         self._cancelled = False
         self._request: pb.PrepareRequest | None = None

@@ -42,9 +42,9 @@ def stage(tmp_path, model_dir):
 
 
 @contextlib.asynccontextmanager
-async def node(stage, name):
+async def node(stage, name, *options):
     """A real node and a client of it."""
-    arguments = stage.serve_arguments(name, "127.0.0.1:0")
+    arguments = [*stage.serve_arguments(name, "127.0.0.1:0"), *options]
     async with (
         serving(arguments, stage.log(name)) as process,
         NodeClient(stage.credentials(CLIENT), name, process.address) as client,
@@ -77,7 +77,9 @@ def test_a_target_killed_in_mid_transfer_leaves_the_session_serving_on_the_sourc
     tokens = prompt(2500)
 
     async def work():
-        async with node(stage, SOURCE) as (_, giving), node(stage, TARGET) as (target, _):
+        # The source tries to go on for three quarters of a transfer's lease.
+        lease = ("--transfer-lease", "4")
+        async with node(stage, SOURCE, *lease) as (_, giving), node(stage, TARGET) as (target, _):
             session = await giving.open("s")
             seen, killed_at = 0, 0.0
             with pytest.raises(PeerAnswerError) as refused:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 from click.testing import CliRunner
 from node_support import WINDOW, events, move, prompt, run
 
 from node.cli import main
-from node.errors import PeerAnswerError
+from node.config import Address
+from node.errors import PeerAnswerError, PeerUnavailableError
 from node.follow import FollowingClient
 
 
@@ -55,6 +57,39 @@ def test_a_client_that_streams_through_two_moves_gets_each_token_once(world):
     # It was live: its whole blocks left while it decoded on, and only the rest after the freeze.
     assert all(result.continuation_verdict == "exact" for result in results)
     assert results[0].first_index > start + 20
+
+
+def test_the_token_that_a_hand_over_chooses_is_told_to_whoever_asks_next(world):
+    async def work():
+        async with world.pair() as (_, giving, target, taking):
+            session = await giving.append(await giving.open("s"), prompt(60))
+            twin = await giving.append(await giving.open("twin"), prompt(60))
+            assert session.told_index == 60
+            told = [event[1] for event in await events(giving, session, 60, 5)]
+            await move(giving, target, await giving.get("s"), copy_as="c")
+            await move(giving, target, await giving.get("s"))
+            places = [await taking.get(name) for name in ("s", "c")]
+            assert [place.told_index for place in places] == [65, 65]
+            assert [place.next_index for place in places] == [67, 66]
+            expected = [event[1] for event in await events(giving, twin, 60, 12)]
+            for place in places:
+                rest = [event[1] for event in await events(taking, place, place.told_index, 7)]
+                assert told + rest == expected
+
+    run(work())
+
+
+def test_a_node_that_was_never_there_is_not_waited_for(world):
+    async def work():
+        async with world.node("source") as (_, _):
+            credentials = world.credentials("client")
+            async with FollowingClient(credentials, "source", Address("127.0.0.1", 1)) as client:
+                start = time.monotonic()
+                with pytest.raises(PeerUnavailableError):
+                    await client.find("s")
+                assert time.monotonic() - start < 10.0
+
+    run(work())
 
 
 def test_calls_during_a_hand_over_are_held_then_told_when_to_come_again(world, monkeypatch):
@@ -129,6 +164,16 @@ def test_the_commands_open_move_copy_and_close_a_session(world, tmp_path):
             assert len(target.sessions) == 1
 
     run(work())
+
+
+def test_texts_that_are_none_get_one_line(world, tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xf6\x00\xff")
+    (tmp_path / "empty").write_bytes(b"")
+    for name, word in (("binary", "UTF-8"), ("empty", "empty"), ("none", "No such file")):
+        options = ("--node", "source@127.0.0.1:1", "--credentials", world.credentials("client"))
+        result = invoke("session", "open", "s", "--text", tmp_path / name, *options)
+        assert result.exit_code == 2 and word in result.output
+        assert len(result.output.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(

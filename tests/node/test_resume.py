@@ -14,7 +14,6 @@ from kvpack.layout import LayerKind
 from node.client import NodeClient
 from node.config import Address
 from node.errors import PeerAnswerError
-from node.migration import source as source_module
 from node.migration.spool import private_paths
 from node.migration.wire import encode_held, transfer_ref
 from node.pb.v1 import migration_pb2 as pb
@@ -98,11 +97,10 @@ def test_a_move_over_a_link_that_breaks_again_and_again_sends_nothing_twice(worl
     assert kv_bytes <= whole <= kv_bytes + link.broken * (2 << 16)
 
 
-def test_a_link_that_stays_broken_ends_the_move_and_the_session_serves_on(world, monkeypatch):
-    monkeypatch.setattr(source_module, "RESUME_S", 1.0)
-
+def test_a_link_that_stays_broken_ends_the_move_and_the_session_serves_on(world):
     async def work():
-        async with world.pair() as (_, giving, target, _):
+        async with world.pair() as (source, giving, target, _):
+            source.moves._source = dataclasses.replace(source.moves.source, resume_s=1.0)
             session = await giving.append(await giving.open("s"), prompt(700))
             link = Link(target.address, [60_000] + [0] * 100)
             async with link.open() as address:

@@ -337,6 +337,7 @@ class SessionReply(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     CONTEXT_EPOCH_FIELD_NUMBER: _builtins.int
+    TOLD_INDEX_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     position: _builtins.int
     """tokens computed"""
@@ -347,6 +348,8 @@ class SessionReply(_message.Message):
     """how often tokens were given to the session"""
     context_epoch: _builtins.int
     """how often its context was rebuilt"""
+    told_index: _builtins.int
+    """the first token that no client was given yet"""
     @_builtins.property
     def token(self) -> _ownership_pb2.OwnershipToken: ...
     def __init__(
@@ -359,10 +362,11 @@ class SessionReply(_message.Message):
         phase: Global___SessionPhase.ValueType = ...,
         revision: _builtins.int = ...,
         context_epoch: _builtins.int = ...,
+        told_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_epoch", b"context_epoch", "next_index", b"next_index", "phase", b"phase", "position", b"position", "revision", b"revision", "session_id", b"session_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_epoch", b"context_epoch", "next_index", b"next_index", "phase", b"phase", "position", b"position", "revision", b"revision", "session_id", b"session_id", "token", b"token", "told_index", b"told_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

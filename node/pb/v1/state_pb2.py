@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16node/pb/v1/state.proto\x12\x07node.v1\"\x92\x01\n\x0cSessionState\x12\x15\n\rpending_token\x18\x01 \x01(\r\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\x15\n\rcontext_epoch\x18\x03 \x01(\x04\x12\x10\n\x08messages\x18\x04 \x03(\x0c\x12\x17\n\x0f\x62oundary_digest\x18\x05 \x01(\x0c\x12\x17\n\x0f\x62oundary_logits\x18\x06 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16node/pb/v1/state.proto\x12\x07node.v1\"\xa9\x01\n\x0cSessionState\x12\x15\n\rpending_token\x18\x01 \x01(\r\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\x15\n\rcontext_epoch\x18\x03 \x01(\x04\x12\x10\n\x08messages\x18\x04 \x03(\x0c\x12\x17\n\x0f\x62oundary_digest\x18\x05 \x01(\x0c\x12\x17\n\x0f\x62oundary_logits\x18\x06 \x01(\x0c\x12\x15\n\runtold_tokens\x18\x07 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'node.pb.v1.state_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SESSIONSTATE']._serialized_start=36
-  _globals['_SESSIONSTATE']._serialized_end=182
+  _globals['_SESSIONSTATE']._serialized_end=205
 # @@protoc_insertion_point(module_scope)

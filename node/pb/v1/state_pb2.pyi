@@ -33,6 +33,7 @@ class SessionState(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     BOUNDARY_DIGEST_FIELD_NUMBER: _builtins.int
     BOUNDARY_LOGITS_FIELD_NUMBER: _builtins.int
+    UNTOLD_TOKENS_FIELD_NUMBER: _builtins.int
     pending_token: _builtins.int
     """the boundary token: given or generated, not yet computed"""
     revision: _builtins.int
@@ -45,6 +46,8 @@ class SessionState(_message.Message):
     """
     boundary_logits: _builtins.bytes
     """absent where they do not fit beside the messages"""
+    untold_tokens: _builtins.int
+    """of the known tokens the last ones that no client was given"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """what a rebuild begins from: one UTF-8 JSON object each"""
@@ -58,10 +61,11 @@ class SessionState(_message.Message):
         messages: _abc.Iterable[_builtins.bytes] | None = ...,
         boundary_digest: _builtins.bytes = ...,
         boundary_logits: _builtins.bytes = ...,
+        untold_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary_digest", b"boundary_digest", "boundary_logits", b"boundary_logits", "context_epoch", b"context_epoch", "messages", b"messages", "pending_token", b"pending_token", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary_digest", b"boundary_digest", "boundary_logits", b"boundary_logits", "context_epoch", b"context_epoch", "messages", b"messages", "pending_token", b"pending_token", "revision", b"revision", "untold_tokens", b"untold_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
