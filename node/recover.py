@@ -209,6 +209,7 @@ async def _restore(target: Target, entry: Ownership, pack: Path) -> bool:
         fault_points.reach("target.restore.raised")
     except StaleTokenError:
         log.warning("session %s: not owned by this node any more", entry.session_id)
+        await _let_go(target, entry.session_id, pack.name)
         return False
     try:
         session = await _load(target, entry, pack)
