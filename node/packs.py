@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvpack.bundle import write_snapshot
-from kvpack.chunk import ChunkClass, ChunkReference, seal_component
+from kvpack.chunk import ChunkClass, ChunkReference
 from kvpack.errors import LayoutMismatchError
 from kvpack.identity import CallSchedule
 from kvpack.layout import Producer
 from kvpack.manifest import Component, ComponentKind, Manifest, seal_manifest
-from kvpack.publish import publish_new
 from kvpack.snapshot import SessionCacheSnapshot
 from node.binding import PackBinding
 from node.errors import SessionStateError
@@ -97,28 +95,3 @@ def state_bytes(session: Session, cut: int) -> dict[ChunkClass, bytes]:
         ChunkClass.SESSION: encode_state(session.state(cut)),
         ChunkClass.SAMPLER: encode_sampler(session.decoding),
     }
-
-
-def write_pack(path: Path, binding: PackBinding, cut: SessionCut) -> SavedPack:
-    """Write a cut as a new pack; durable on return.
-
-    Raises:
-        PublishError: The name exists, or the disk refuses.
-    """
-    position = cut.snapshot.position
-    components = [
-        seal_component(binding.context, chunk_class, position, 0, data)
-        for chunk_class, data in cut.states.items()
-    ]
-    with publish_new(path) as sink:
-        write_snapshot(
-            sink,
-            binding.key,
-            binding.header,
-            cut.snapshot,
-            binding.numerics,
-            cut.schedule,
-            components=components,
-        )
-        file_bytes = sink.written_bytes
-    return SavedPack(path, file_bytes, position)
