@@ -43,6 +43,19 @@ class MissReason(enum.Enum):
     DISABLED = "disabled"  # the request or the node asked for no reuse
 
 
+class Fallback(enum.Enum):
+    """Why a prompt that a producer node should have computed was computed here."""
+
+    NONE = "none"  # it was not to be, or it was
+    AWAY = "away"  # nobody answered
+    SLOW = "slow"  # it answered and then made no progress for too long
+    BROKEN = "broken"  # it went away in the middle, or what it sent did not hold
+    MODEL = "model"  # it has another model, tokenizer or shape of rows
+    REFUSED = "refused"  # it does not work for this node
+    BUSY = "busy"  # as many remote prefills as may be are under way
+    RESTING = "resting"  # it failed a moment ago and is not asked again yet
+
+
 class FinishReason(enum.Enum):
     """Why an answer ended."""
 
@@ -166,6 +179,7 @@ class RunUsage:
         restored_bytes: Plaintext of rows brought back for it, from the manifest.
         queued_s: Seconds until a slot was free.
         first_token_s: Seconds from submission to the first token.
+        fallback: Why no producer computed the prompt, where one should have.
     """
 
     prompt_tokens: int
@@ -177,6 +191,7 @@ class RunUsage:
     restored_bytes: int
     queued_s: float
     first_token_s: float
+    fallback: Fallback = Fallback.NONE
 
 
 @dataclass(frozen=True, slots=True, repr=False)

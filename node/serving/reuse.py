@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from kvpack.limits import POSITION_MAX, check_range
-from node.serving.order import MissReason, Rung
+from node.serving.order import Fallback, MissReason, Rung
 
 if TYPE_CHECKING:
     from engine import Generation
@@ -33,6 +33,9 @@ class Base:
         restored_bytes: Plaintext brought back for it, from the manifest.
         lineage: 16 bytes: that of the cut it was begun from; empty where there is none.
         grid: What of it is sealed already, for the cuts to come; None: nothing.
+        exact: The rows are those this node would have computed. Otherwise no cut of them is kept:
+            it would say that they are this node's numerics.
+        fallback: Why no producer computed it, where one should have.
 
     Raises:
         LimitError: A count is outside its range, or the generation stands elsewhere.
@@ -45,6 +48,8 @@ class Base:
     restored_bytes: int = 0
     lineage: bytes = b""
     grid: SealedGrid | None = None
+    exact: bool = True
+    fallback: Fallback = Fallback.NONE
 
     def __post_init__(self) -> None:
         check_range("base.position", self.position, 0, POSITION_MAX, "tokens")
