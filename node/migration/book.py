@@ -13,6 +13,7 @@ from node.migration.inbound import Inbound
 from node.migration.journal import TransferKey
 from node.migration.messages import Offer
 from node.migration.table import TARGET_ENDED, TargetEvent, TargetState
+from node.migration.watch import MoveWatch, Unwatched
 from node.sessions import SESSIONS_MAX
 
 log = logging.getLogger(__name__)
@@ -25,15 +26,24 @@ ENDED_MAX: Final = 256
 
 
 class Book:
-    """What is known of every transfer: those under way, and the last that ended."""
+    """What is known of every transfer: those under way, and the last that ended.
+
+    Attributes:
+        watch: Told of each transfer that has ended.
+    """
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self.watch: MoveWatch = Unwatched()
         self._inbound: dict[TransferKey, Inbound] = {}
+
+    def under_way(self) -> list[Inbound]:
+        """Transfers that have not ended."""
+        return [one for one in self._inbound.values() if one.state not in TARGET_ENDED]
 
     def open_offers(self) -> list[Offer]:
         """What every transfer under way was prepared with."""
-        return [one.offer for one in self._inbound.values() if one.state not in TARGET_ENDED]
+        return [one.offer for one in self.under_way()]
 
     def _find(self, key: TransferKey) -> Inbound:
         inbound = self._inbound.get(key)
@@ -42,7 +52,7 @@ class Book:
         return inbound
 
     def _open_count(self) -> int:
-        return sum(1 for one in self._inbound.values() if one.state not in TARGET_ENDED)
+        return len(self.under_way())
 
     def _check_room(self) -> None:
         count = self._open_count()
@@ -72,6 +82,7 @@ class Book:
         await self._record(inbound)
 
     async def _record(self, inbound: Inbound) -> None:
+        self.watch.arrived(inbound)
         try:
             committed = inbound.state is TargetState.COMMITTED
             pack = spool_name(inbound.offer.key) if committed else ""

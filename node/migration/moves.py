@@ -26,6 +26,7 @@ from node.migration.orders import Moved, Order, Progress, Source
 from node.migration.producer import Producer
 from node.migration.source import Move
 from node.migration.tape import Tape
+from node.migration.watch import MoveWatch, Unwatched, watched
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +81,15 @@ class OfTarget:
 
 
 class Moves:
-    """Starts moves and keeps them until they have ended."""
+    """Starts moves and keeps them until they have ended.
+
+    Attributes:
+        watch: Told of each move and copy.
+    """
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self.watch: MoveWatch = Unwatched()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._under_way: dict[str, Move | None] = {}
 
@@ -164,19 +170,22 @@ class Moves:
         order: Order,
         events: asyncio.Queue[Progress],
     ) -> Moved:
-        def report(progress: Progress) -> None:
-            if not events.full():
-                events.put_nowait(progress)
-
         moving = not order.copy_as
-        async with self._producing(
-            session_id, token, token_ids, moving, order.compress
-        ) as producer:
-            feeding = functools.partial(Feed, producer)
-            move = Move(self._source, producer.session, order, feeding, report)
-            if moving:
-                self._under_way[session_id] = move
-            return await move.run()
+        with watched(self.watch, session_id, order) as seen:
+
+            def report(progress: Progress) -> None:
+                seen.progressed(progress)
+                if not events.full():
+                    events.put_nowait(progress)
+
+            async with self._producing(
+                session_id, token, token_ids, moving, order.compress
+            ) as producer:
+                feeding = functools.partial(Feed, producer)
+                move = Move(self._source, producer.session, order, feeding, report)
+                if moving:
+                    self._under_way[session_id] = move
+                return seen.ended(await move.run())
 
     async def _run_all(
         self,
@@ -210,14 +219,18 @@ class Moves:
         order: Order,
         events: asyncio.Queue[OfTarget],
     ) -> Moved | NotMoved:
-        def report(progress: Progress) -> None:
-            if not events.full():
-                events.put_nowait(OfTarget(number, progress))
-
         seat = fan.seats[number]
         feeding = functools.partial(SharedFeed, fan, seat, producer)
         try:
-            return await Move(self._source, producer.session, order, feeding, report).run()
+            with watched(self.watch, producer.session.session_id, order) as seen:
+
+                def report(progress: Progress) -> None:
+                    seen.progressed(progress)
+                    if not events.full():
+                        events.put_nowait(OfTarget(number, progress))
+
+                move = Move(self._source, producer.session, order, feeding, report)
+                return seen.ended(await move.run())
         except KvpackError as error:
             return NotMoved(order, error)
         finally:
