@@ -1,0 +1,120 @@
+"""Answers for retries, transcripts, and what tenants used: functions of one transaction."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+from typing import Final
+
+from node.records.errors import ConflictError
+from node.records.values import Answer, Bounds, Counts
+
+#: How long counts of a day are kept, in days.
+COUNT_DAYS: Final = 40
+
+
+def put_answer(
+    connection: sqlite3.Connection, tenant: str, answer: Answer, now: int, bounds: Bounds
+) -> None:
+    """Keep ``answer``; those that are too old or too many go."""
+    connection.execute(
+        """INSERT OR REPLACE INTO answers (tenant, key, digest, status, body, created_at)
+           VALUES (?, ?, ?, ?, ?, ?)""",
+        (tenant, answer.key, answer.digest, answer.status, answer.body, now),
+    )
+    connection.execute("DELETE FROM answers WHERE created_at < ?", (now - bounds.answer_s,))
+    connection.execute(
+        """DELETE FROM answers WHERE tenant = ?1 AND id <=
+           (SELECT id FROM answers WHERE tenant = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)""",
+        (tenant, bounds.answers),
+    )
+
+
+def find_answer(
+    connection: sqlite3.Connection, tenant: str, key: str, digest: bytes, since: int
+) -> Answer | None:
+    """What the request with that key was answered; None where it was not, or before ``since``.
+
+    Raises:
+        ConflictError: The key was used for another request.
+    """
+    row = connection.execute(
+        """SELECT digest, status, body FROM answers
+           WHERE tenant = ? AND key = ? AND created_at >= ?""",
+        (tenant, key, since),
+    ).fetchone()
+    if row is None:
+        return None
+    require_same(row[0], digest)
+    return Answer(key, *row)
+
+
+def require_same(known: bytes, digest: bytes) -> None:
+    """Refuse a key that was used for another request.
+
+    Raises:
+        ConflictError: It was.
+    """
+    if known != digest:
+        raise ConflictError("Idempotency-Key: it was used for another request")
+
+
+def delete_answers(connection: sqlite3.Connection, tenant: str, mark: str) -> None:
+    """Remove the answers that name ``mark``, an id: what is deleted is not told again either."""
+    connection.execute(
+        "DELETE FROM answers WHERE tenant = ? AND instr(body, CAST(? AS BLOB)) > 0", (tenant, mark)
+    )
+
+
+def put_transcript(
+    connection: sqlite3.Connection, tenant: str, digest: bytes, value: bytes, bounds: Bounds
+) -> None:
+    """Keep a transcript; the longest unused of too many go."""
+    connection.execute(
+        """INSERT OR REPLACE INTO transcripts (tenant, digest, value, used, bytes)
+           VALUES (?1, ?2, ?3, (SELECT coalesce(max(used), 0) + 1 FROM transcripts
+                                WHERE tenant = ?1), ?4)""",
+        (tenant, digest, value, len(value) + 128),
+    )
+    rows = connection.execute(
+        "SELECT used, bytes FROM transcripts WHERE tenant = ? ORDER BY used DESC", (tenant,)
+    ).fetchall()
+    total = 0
+    for count, (used, size) in enumerate(rows):
+        total += size
+        if count and (count >= bounds.transcripts or total > bounds.transcript_bytes):
+            connection.execute(
+                "DELETE FROM transcripts WHERE tenant = ? AND used <= ?", (tenant, used)
+            )
+            return
+
+
+def find_transcript(connection: sqlite3.Connection, tenant: str, digest: bytes) -> bytes | None:
+    """The transcript of that digest; None where there is none."""
+    row = connection.execute(
+        "SELECT value FROM transcripts WHERE tenant = ? AND digest = ?", (tenant, digest)
+    ).fetchone()
+    return None if row is None else bytes(row[0])
+
+
+def add_counts(connection: sqlite3.Connection, tenant: str, day: int, counts: Counts) -> None:
+    """Add to what a tenant used on a day (days since 1970). Old days go."""
+    connection.execute(
+        """INSERT INTO counts VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, day) DO UPDATE SET
+           requests = requests + excluded.requests,
+           prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+           completion_tokens = completion_tokens + excluded.completion_tokens,
+           refused = refused + excluded.refused""",
+        (tenant, day, *dataclasses.astuple(counts)),
+    )
+    connection.execute("DELETE FROM counts WHERE day < ?", (day - COUNT_DAYS,))
+
+
+def read_counts(connection: sqlite3.Connection, tenant: str, day: int) -> Counts:
+    """What a tenant used on a day."""
+    row = connection.execute(
+        """SELECT requests, prompt_tokens, completion_tokens, refused FROM counts
+           WHERE tenant = ? AND day = ?""",
+        (tenant, day),
+    ).fetchone()
+    return Counts() if row is None else Counts(*row)
