@@ -60,6 +60,23 @@ class NodeLease:
         self._mark = 0
         self._lost: LeaseLostError | None = None
         self._asking: asyncio.Task[None] | None = None
+        self._refused = 0
+
+    @property
+    def ttl_s(self) -> float:
+        """How long it runs without a renewal, in seconds."""
+        return self._ttl_s
+
+    @property
+    def refused(self) -> int:
+        """How often :meth:`require` refused."""
+        return self._refused
+
+    def left_s(self) -> float:
+        """Seconds until the fence falls; 0 where it has."""
+        if self._lost is not None:
+            return 0.0
+        return max(0.0, self._end_s - self._clock.now_s())
 
     def require(self, mark: int | None = None) -> int:
         """The present lease's mark. With ``mark``: only if it is still that lease.
@@ -68,12 +85,16 @@ class NodeLease:
             FencedError: The lease is over, was over in between, or another process has it.
         """
         if self._lost is not None:
-            raise FencedError(f"fenced: {self._lost}")
+            raise self._fenced(str(self._lost))
         if self._clock.now_s() >= self._end_s:
-            raise FencedError(f"fenced: the lease of node {self._node} is over")
+            raise self._fenced(f"the lease of node {self._node} is over")
         if mark is not None and mark != self._mark:
-            raise FencedError(f"fenced: the lease of node {self._node} was over in between")
+            raise self._fenced(f"the lease of node {self._node} was over in between")
         return self._mark
+
+    def _fenced(self, why: str) -> FencedError:
+        self._refused += 1
+        return FencedError(f"fenced: {why}")
 
     async def start(self) -> None:
         """Register. Ends the lease of an earlier process of this name.

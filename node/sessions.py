@@ -74,6 +74,8 @@ class Sessions:
         self._opening: set[str] = set()
         self._forwarded: dict[str, tuple[str, Address]] = {}
         self._lost: set[str] = set()
+        #: Operations that came under a token that was not the current one.
+        self.stale_refused = 0
 
     def __len__(self) -> int:
         return len(self._live)
@@ -158,7 +160,11 @@ class Sessions:
             raise SessionFrozenError(f"session {session_id}: another operation runs") from None
         try:
             mark = self.lease.require()
-            await self._require_owned(session, token)
+            try:
+                await self._require_owned(session, token)
+            except StaleTokenError:
+                self.stale_refused += 1
+                raise
             # Again: the process may have been paused since the directory answered.
             self.lease.require(mark)
             yield session
