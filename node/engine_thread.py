@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from node.errors import NodeBusyError
+from node.pace import Pace
 
 if TYPE_CHECKING:
     from engine import Model
@@ -25,12 +26,18 @@ WAITING_CALLS_MAX: Final = 64
 
 
 class EngineThread:
-    """Owns the thread and the model. ``call`` is the only way in."""
+    """Owns the thread and the model. ``call`` is the only way in.
+
+    Attributes:
+        model: What runs on it.
+        pace: Who waits for whom, where several compute.
+    """
 
     def __init__(self, executor: ThreadPoolExecutor, model: Model) -> None:
         self._executor = executor
         self._waiting = 0
         self.model = model
+        self.pace = Pace()
 
     @classmethod
     async def load(cls, model_dir: Path) -> EngineThread:

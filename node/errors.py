@@ -161,6 +161,49 @@ class NodeBusyError(NodeError):
     reason = "busy"
 
 
+class OverloadedError(NodeError):
+    """As many answers wait as may. Retry after ``retry_after_s`` seconds: a guess, not a promise."""
+
+    reason = "overloaded"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class StagingBusyError(OverloadedError):
+    """The one place where a context is computed beside the live ones is taken. Nothing was begun."""
+
+    reason = "staging_busy"
+
+
+class DrainingError(NodeError):
+    """The node is about to stop and takes no new work; what ran too long was ended."""
+
+    reason = "draining"
+
+
+class UnhealthyError(NodeError):
+    """What the engine holds is uncertain since a call went wrong: nothing is served any more.
+
+    Only a restart helps.
+    """
+
+    reason = "unhealthy"
+
+
+class RunCancelledError(NodeError):
+    """The answer was cancelled, by whoever asked for it or because nobody was there any more."""
+
+    reason = "cancelled"
+
+
+class StalledReaderError(RunCancelledError):
+    """The answer was cancelled since it was not read for longer than a slot waits."""
+
+    reason = "stalled_reader"
+
+
 class TransferNotFoundError(NodeError):
     """No transfer of that number from that source."""
 
@@ -203,6 +246,22 @@ class ProbeError(NodeError):
 
     reason = "probe_mismatch"
     exit_code = EXIT_MISMATCH
+
+
+class ContextLengthError(NodeError):
+    """A conversation or prompt does not fit into the context, and may not or cannot be shortened.
+
+    Attributes:
+        limit_tokens: What the context holds.
+        needed_tokens: What the smallest form of it would take, the answer's reserve included.
+    """
+
+    reason = "context_length"
+
+    def __init__(self, message: str, limit_tokens: int, needed_tokens: int) -> None:
+        self.limit_tokens = limit_tokens
+        self.needed_tokens = needed_tokens
+        super().__init__(message)
 
 
 class DirectoryError(NodeError):

@@ -1,29 +1,23 @@
-"""One live session: its tokens, its rows, and what comes next.
-
-Known tokens are those given by a client or generated here. Rows exist for the first
-``generation.position`` of them; the rest is the backlog. The last known token is always left to a
-single-token call, the boundary call, on whichever node makes it: a call of another shape gives
-other bits.
-"""
+"""One live session: a stream of tokens that somebody owns."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import enum
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvpack.errors import LimitError
 from node.directory import OwnershipToken
-from node.errors import SessionStateError
 from node.state import SessionState
+from node.stream import Decoded, Stream
 
 if TYPE_CHECKING:
-    from engine import DecodingState, Generation, Logits, SamplerState
+    from engine import DecodingState, Generation
+
+__all__ = ["Decoded", "Phase", "Session", "check_session_id"]
 
 #: One path component on every file system, and never a hidden or a special one.
 _SESSION_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -35,21 +29,6 @@ class Phase(enum.Enum):
     ACTIVE = "active"
     FROZEN = "frozen"  # from Seal until the directory said who owns it
     GONE = "gone"  # released: whoever still holds this object holds nothing
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Decoded:
-    """One generated token.
-
-    Attributes:
-        index: Its position.
-        token_id: The token.
-        logits: What it was chosen from; None where that was not kept.
-    """
-
-    index: int
-    token_id: int
-    logits: Logits | None
 
 
 def check_session_id(session_id: str) -> str:
@@ -67,22 +46,15 @@ def check_session_id(session_id: str) -> str:
     return session_id
 
 
-class Session:
+class Session(Stream):
     """A session that this node holds.
-
-    ``extend``, ``prefill_next`` and ``decode_next`` run on the engine thread, one at a time, and
-    each leaves tokens and rows in agreement: a caller may vanish between any two of them.
 
     Attributes:
         session_id: Its name.
         token: What this node owns it by.
         phase: Whether it may serve.
-        token_ids: Known tokens, by position. The user's text: never logged.
-        generation: The rows.
-        decoding: How the next token is chosen, and what of the text waits. Greedy by default.
         revision: How often tokens were given to the session.
         context_epoch: How often its context was rebuilt.
-        told_index: The first token that no client was given yet, by position.
         messages: The conversation that a rebuild would begin from. The user's text.
         spool: The durable pack it arrived in, if it did; superseded, but the last published cut.
         lock: Held by the one operation that is under way.
@@ -97,61 +69,28 @@ class Session:
         vocab_size: int = 0,
         decoding: DecodingState | None = None,
     ) -> None:
-        from engine import DecodingState
-
+        super().__init__(generation, token_ids, vocab_size, decoding)
         self.session_id = check_session_id(session_id)
-        self.decoding = decoding or DecodingState()
         self.revision = 0
         self.context_epoch = 0
         self.messages: tuple[bytes, ...] = ()
         self.token = token
         self.phase = Phase.ACTIVE
-        self.token_ids = list(token_ids)
-        self.told_index = len(self.token_ids)
-        self.generation = generation
         self.spool: Path | None = None
         self.lock = asyncio.Lock()
-        self._vocab_size = vocab_size
-        self._last: Decoded | None = None
 
     def __repr__(self) -> str:
         return f"Session({self.session_id!r}, {self.phase.value}, {len(self.token_ids)} tokens)"
 
-    @property
-    def position(self) -> int:
-        """Tokens computed."""
-        return self.generation.position
-
-    @property
-    def next_index(self) -> int:
-        """Tokens known; the position of the next one to be generated."""
-        return len(self.token_ids)
-
-    @property
-    def is_worked_off(self) -> bool:
-        """Whether all known tokens but the last are computed."""
-        return self.position >= self.next_index - 1
-
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Make ``token_ids`` known. Computes nothing.
+        """Make ``token_ids`` known, which raises the revision. Computes nothing.
 
         Raises:
             LimitError: An id is outside the vocabulary.
             SessionStateError: The context would overflow. Nothing changed.
         """
-        limit = self.generation.layout.max_context_tokens
-        if self.next_index + len(token_ids) > limit:
-            raise SessionStateError(
-                f"the context holds {limit} tokens; {self.next_index} are known and "
-                f"{len(token_ids)} were given"
-            )
-        if token_ids and max(token_ids) >= self._vocab_size:
-            raise LimitError("token_ids", f"ids below {self._vocab_size}", "an id outside")
+        super().extend(token_ids)
         if token_ids:
-            sampler = self.decoding.sampler.observe(token_ids)
-            self.decoding = dataclasses.replace(self.decoding, sampler=sampler)
-            self.token_ids.extend(token_ids)
-            self.told_index = self.next_index
             self.revision += 1
 
     def state(self, position: int) -> SessionState:
@@ -168,45 +107,13 @@ class Session:
         self.messages = state.messages
         self.told_index = max(0, self.next_index - state.untold_tokens)
 
-    def backlog_calls(self) -> list[int]:
-        """Sizes of the prefill calls that lead up to the boundary token."""
-        from engine import prefill_calls
+    def rebuild(self, staged: Stream) -> None:
+        """Go on in the context that ``staged`` holds: a swap, on the engine thread; cannot fail.
 
-        return prefill_calls(self.position, max(self.position, self.next_index - 1))
-
-    def prefill_next(self, call_tokens: int) -> None:
-        """Compute the next ``call_tokens`` known tokens in one forward call."""
-        start = self.position
-        self.generation.prefill(self.token_ids[start : start + call_tokens])
-
-    def decode_next(self) -> Decoded:
-        """The boundary call: compute the last known token alone, and choose the next one.
-
-        Raises:
-            SessionStateError: Nothing is known, or a backlog is left.
+        Both are one context from here on, tokens and rows, so the trail of ``staged`` goes on.
         """
-        if not self.token_ids or self.position != self.next_index - 1:
-            raise SessionStateError(
-                f"{self.next_index} tokens are known and {self.position} computed: "
-                "there is no single next call"
-            )
-        logits = self.generation.step(self.token_ids[-1])
-        token_id, sampler = _choose(self.decoding.sampler, logits)
-        self.decoding = dataclasses.replace(self.decoding, sampler=sampler)
-        self._last = Decoded(self.next_index, token_id, logits)
-        self.token_ids.append(token_id)
-        return self._last
-
-    def recall(self, index: int) -> Decoded:
-        """The known token at ``index``, with its logits if it was the last one generated here."""
-        if self._last is not None and self._last.index == index:
-            return self._last
-        return Decoded(index, self.token_ids[index], None)
-
-
-def _choose(sampler: SamplerState, logits: Logits) -> tuple[int, SamplerState]:
-    parameters = sampler.parameters
-    if parameters.temperature == 0 and not parameters.history_tokens and not parameters.logit_bias:
-        # The same token, without a copy of all logits.
-        return logits.argmax(), sampler
-    return sampler.choose(logits)
+        self.generation, self.token_ids = staged.generation, staged.token_ids
+        self.decoding, self.trail = staged.decoding, staged.trail
+        self.told_index, self._last = self.next_index, None
+        self.revision += 1
+        self.context_epoch += 1

@@ -1,9 +1,10 @@
-"""Error class -> gRPC status code. The one table; a test checks that it misses no class."""
+"""Error class -> gRPC status code -> HTTP status. The one table; a test checks that it is whole."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -49,7 +50,9 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     node_errors.TransferStateError: _Code.FAILED_PRECONDITION,
     node_errors.LeaseLiveError: _Code.FAILED_PRECONDITION,
     node_errors.LeaseLostError: _Code.FAILED_PRECONDITION,
+    engine_errors.ChatTemplateError: _Code.INVALID_ARGUMENT,
     engine_errors.ContextLimitError: _Code.OUT_OF_RANGE,
+    node_errors.ContextLengthError: _Code.OUT_OF_RANGE,
     # What is there already, or not.
     node_errors.SessionNotFoundError: _Code.NOT_FOUND,
     node_errors.SessionMovedError: _Code.NOT_FOUND,
@@ -58,6 +61,10 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     node_errors.ReplayError: _Code.ALREADY_EXISTS,
     # Try again later.
     node_errors.NodeBusyError: _Code.RESOURCE_EXHAUSTED,
+    node_errors.OverloadedError: _Code.RESOURCE_EXHAUSTED,
+    node_errors.StagingBusyError: _Code.UNAVAILABLE,
+    node_errors.DrainingError: _Code.UNAVAILABLE,
+    node_errors.UnhealthyError: _Code.UNAVAILABLE,
     node_errors.SessionFrozenError: _Code.UNAVAILABLE,
     node_errors.FencedError: _Code.UNAVAILABLE,
     node_errors.DirectoryError: _Code.UNAVAILABLE,
@@ -68,6 +75,9 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     # A move that ended as planned, without success.
     node_errors.TransferFailedError: _Code.ABORTED,
     node_errors.PeerAnswerError: _Code.ABORTED,
+    # An answer that nobody waited for.
+    node_errors.RunCancelledError: _Code.ABORTED,
+    node_errors.StalledReaderError: _Code.ABORTED,
     # This node's own trouble.
     kvpack_errors.KeyFileError: _Code.INTERNAL,
     store_errors.StoreError: _Code.INTERNAL,
@@ -88,7 +98,25 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     engine_errors.BackendError: _Code.INTERNAL,
     engine_errors.CacheDiscontinuity: _Code.INTERNAL,
     engine_errors.RowsNotLiveError: _Code.INTERNAL,
+    engine_errors.ToolCallError: _Code.INTERNAL,
     engine_errors.TornGenerationError: _Code.DATA_LOSS,
+}
+
+
+#: What each code is called over HTTP.
+HTTP_STATUSES: Final[Mapping[grpc.StatusCode, HTTPStatus]] = {
+    _Code.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    _Code.OUT_OF_RANGE: HTTPStatus.BAD_REQUEST,
+    _Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    _Code.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    _Code.ALREADY_EXISTS: HTTPStatus.CONFLICT,
+    _Code.FAILED_PRECONDITION: HTTPStatus.CONFLICT,
+    _Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+    _Code.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    _Code.ABORTED: HTTPStatus.BAD_GATEWAY,
+    _Code.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
+    _Code.DATA_LOSS: HTTPStatus.INTERNAL_SERVER_ERROR,
+    _Code.UNKNOWN: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
 
 
@@ -98,6 +126,19 @@ def code_of(error: KvpackError) -> grpc.StatusCode:
         if kind in CODES:
             return CODES[kind]
     return _Code.UNKNOWN
+
+
+def http_status_of(error: KvpackError) -> HTTPStatus:
+    """The HTTP status of ``error``: that of its code."""
+    return HTTP_STATUSES[code_of(error)]
+
+
+def retry_after_s(error: KvpackError) -> float | None:
+    """After how long the caller may come again, in seconds; None: that would not help."""
+    if code_of(error) not in (_Code.RESOURCE_EXHAUSTED, _Code.UNAVAILABLE):
+        return None
+    told = getattr(error, "retry_after_s", None)
+    return RETRY_AFTER_MS / 1000 if told is None else float(told)
 
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: KvpackError) -> NoReturn:

@@ -18,6 +18,7 @@ from node.migration.orders import Source
 from node.migration.spool import Spool
 from node.migration.target import Transfers
 from node.migration_service import MigrationService, _answering
+from node.pace import Pace
 from node.pb.v1 import migration_pb2 as pb
 from node.recover import recover
 from node.sessions import Sessions
@@ -33,6 +34,7 @@ class SimEngine:
 
     def __init__(self, model) -> None:
         self.model = model
+        self.pace = Pace()
 
     async def call(self, work, *args, **kwargs):
         await asyncio.sleep(0)
