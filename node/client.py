@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -143,7 +143,7 @@ class NodeClient:
         async for event in self._stream(self._stub.Generate, request):
             yield event
 
-    async def migrate(self, request: pb.MigrateRequest) -> AsyncIterator[pb.MigrateEvent]:
+    async def migrate(self, request: pb.MigrateRequest) -> AsyncGenerator[pb.MigrateEvent, None]:
         """Move a session away from the node; the last event is the result."""
         async for event in self._stream(self._stub.Migrate, request):
             yield event

@@ -40,6 +40,7 @@ from node.packs import require_engine_rows
 from node.session import Session
 from node.state import SessionState, decode_sampler, decode_state
 from node.stores import StoreRoots
+from node.transient import is_transient
 from node.unparked import fetch_back
 
 if TYPE_CHECKING:
@@ -87,6 +88,9 @@ async def recover(
     restored: list[str] = []
     lost: list[str] = []
     for entry in owned:
+        if is_transient(entry.session_id):
+            await _give_up(target, entry, packs.get(entry.session_id))
+            continue
         try:
             newer = await fetch_back(target, roots or StoreRoots(), entry)
         except (DirectoryError, JournalError):
@@ -104,6 +108,14 @@ async def recover(
             target.sessions.note_lost(entry.session_id)
             log.warning("session %s: owned by this node, but not durable here", entry.session_id)
     return Recovered(tuple(restored), tuple(lost))
+
+
+async def _give_up(target: Target, entry: Ownership, pack: str | None) -> None:
+    """Release the session of a remote prefill: who waited for it went away with the restart."""
+    with contextlib.suppress(StaleTokenError):
+        await target.sessions.directory.release(entry.session_id, entry.token)
+    if pack is not None:
+        await target.journal.let_go(entry.session_id, pack)
 
 
 async def _let_go(target: Target, session_id: str, pack: str) -> Ownership | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -175,14 +176,18 @@ class SessionService(session_pb2_grpc.SessionServicer):
         order = Order(
             request.target_node, address, request.accept_compatible, copy_as, request.compress
         )
-        events = self._moves.start(
-            request.session_id, token_value(request.token), request.token_ids, order
-        )
-        async for event in events:
-            if isinstance(event, Progress):
-                yield pb.MigrateEvent(progress=_progress(event))
-            else:
-                yield pb.MigrateEvent(result=_result(event))
+        if request.transient:
+            events = self._moves.lend(request.session_id, request.token_ids, order)
+        else:
+            events = self._moves.start(
+                request.session_id, token_value(request.token), request.token_ids, order
+            )
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if isinstance(event, Progress):
+                    yield pb.MigrateEvent(progress=_progress(event))
+                else:
+                    yield pb.MigrateEvent(result=_result(event))
 
     async def _fan_out(self, request: pb.MigrateRequest) -> AsyncIterator[pb.MigrateEvent]:
         events = self._moves.fan_out(

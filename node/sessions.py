@@ -13,6 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from kvpack.errors import KvpackError
 from node.config import Address
 from node.directory import (
     NONCE_BYTES,
@@ -215,6 +216,15 @@ class Sessions:
     async def close(self, session: Session) -> None:
         """Give the session up and remove its entry. The caller holds the session."""
         await self.directory.release(session.session_id, session.token)
+        await self.drop(session)
+
+    async def end(self, session: Session) -> None:
+        """Give up a session that nobody will ask for again. The caller alone knows it."""
+        try:
+            await self.directory.release(session.session_id, session.token)
+        except KvpackError as error:
+            # Its name stays behind in the directory; the next start of this node releases it.
+            log.warning("session %s: not released: %s", session.session_id, error)
         await self.drop(session)
 
     def note_lost(self, session_id: str) -> None:

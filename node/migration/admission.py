@@ -7,7 +7,7 @@ copy; the transfer itself is :mod:`node.migration.target`'s.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +37,7 @@ from node.migration.spool import NoSpool, Pack, Spool, left_over
 from node.pb.v1 import migration_pb2 as pb
 from node.sessions import Sessions
 from node.tier import Tier
+from node.transient import Guests, is_transient
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ class Target:
     """What every transfer into one node needs.
 
     ``spools`` is False only where what arrives may be lost with a restart, as in a measurement.
-    Without a ``tier`` nothing is held but what an interrupted transfer left.
+    Without a ``tier`` nothing is held but what an interrupted transfer left. ``guests`` are the
+    sessions that remote prefills wait for.
     """
 
     sessions: Sessions
@@ -60,10 +62,19 @@ class Target:
     lease_s: float = LEASE_S
     spools: bool = True
     tier: Tier | None = None
+    guests: Guests = field(default_factory=Guests)
 
     def new_pack(self, path: Path, header_bytes: bytes) -> Pack:
         """Where the objects of one transfer go."""
         return Spool(path, self.binding.key, header_bytes) if self.spools else NoSpool()
+
+    def keeps(self, session_id: str) -> bool:
+        """Whether what arrives of a session is written down: a remote prefill can be had anew."""
+        return self.spools and not is_transient(session_id)
+
+    def pack_of(self, session_id: str, path: Path, header_bytes: bytes) -> Pack:
+        """Where the objects of that session's transfer go."""
+        return NoSpool() if is_transient(session_id) else self.new_pack(path, header_bytes)
 
 
 def check_kind(target: Target, offer: Offer) -> None:

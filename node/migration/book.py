@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
 
 from kvpack.errors import KvpackError
 from node import fault_points
@@ -15,8 +17,11 @@ from node.migration.messages import Offer
 from node.migration.table import TARGET_ENDED, TargetEvent, TargetState
 from node.migration.watch import MoveWatch, Unwatched
 from node.sessions import SESSIONS_MAX
+from node.transient import Guests
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 #: Transfers that may be under way at once, from all sources.
 OPEN_MAX: Final = 4
@@ -44,6 +49,16 @@ class Book:
     def open_offers(self) -> list[Offer]:
         """What every transfer under way was prepared with."""
         return [one.offer for one in self.under_way()]
+
+    @property
+    def guests(self) -> Guests:
+        """The sessions that remote prefills wait for."""
+        return self._target.guests
+
+    def arrived(self, session_id: str) -> Inbound | None:
+        """The newest transfer that brings or brought a session of that name."""
+        found = [one for one in self._inbound.values() if one.offer.session_id == session_id]
+        return found[-1] if found else None
 
     def _find(self, key: TransferKey) -> Inbound:
         inbound = self._inbound.get(key)
@@ -90,3 +105,18 @@ class Book:
         except JournalError as error:
             # After a restart the directory's nonce says the same; only the answer comes later.
             log.error("%s: %s", inbound.offer.key, error)
+
+
+async def to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """Await ``work``; where the caller is cancelled, let it end first.
+
+    A caller that hangs up must not leave a chunk half taken or a commit half done.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled() and task.exception() is not None:
+            log.info("after a hang-up: %s", task.exception())
+        raise

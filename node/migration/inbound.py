@@ -179,15 +179,23 @@ class Inbound:
         self._session = session
         self.inventory = inventory
 
-    async def probe(self, engine: EngineThread) -> None:
+    async def probe(self, engine: EngineThread, *, keep: bool = True) -> None:
         """Make the boundary call in the detached generation and compare it with the source's.
+
+        Args:
+            engine: Where it is made.
+            keep: Its logits become the session's next; otherwise it is taken back: whoever gets
+                the rows makes it himself, and chooses by his own sampler.
 
         Raises:
             ProbeError: Numerics are equal, yet the logits differ.
         """
         if self._session is None or self.inventory is None:
             raise RuntimeError("probing before the seal")
-        first = await engine.call(self._session.decode_next)
+        if keep:
+            first = await engine.call(self._session.decode_next)
+        else:
+            first = await engine.call(_try_boundary, self._session)
         if first.logits is None:
             raise RuntimeError("a boundary call without logits")
         agrees = first.logits.digest() == self.inventory.boundary_digest
@@ -236,6 +244,13 @@ class Inbound:
             swap_s=seconds(TargetEffect.SWAP, 0.0),
         )
         return Outcome(self.token, self._first, self.exact, self._drift, times)
+
+
+def _try_boundary(session: Session) -> Decoded:
+    """What the boundary call gives, taken back again: afterwards all bytes are as before."""
+    with session.generation.checkpoint(1):
+        logits = session.generation.step(session.token_ids[-1])
+    return Decoded(session.next_index, logits.argmax(), logits)
 
 
 def drift(ours: Logits, theirs: bytes) -> float:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -27,6 +27,7 @@ from node.migration.producer import Producer
 from node.migration.source import Move
 from node.migration.tape import Tape
 from node.migration.watch import MoveWatch, Unwatched, watched
+from node.transient import PREFIX, is_transient
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Moves:
         token: OwnershipToken,
         token_ids: Sequence[int],
         order: Order,
-    ) -> AsyncIterator[Progress | Moved]:
+    ) -> AsyncGenerator[Progress | Moved, None]:
         """Append ``token_ids``, move the session, and tell how it goes; the last event is Moved.
 
         Raises:
@@ -128,6 +129,46 @@ class Moves:
         async for progress in _until_done(task, events):
             yield progress
         yield task.result()
+
+    async def lend(
+        self, session_id: str, token_ids: Sequence[int], order: Order
+    ) -> AsyncGenerator[Progress | Moved, None]:
+        """Compute a prompt in a session that exists for one copy, and send it; last comes Moved.
+
+        Nothing is handed over that could be lost, so whoever stops listening ends it.
+
+        Raises:
+            LimitError: A name that is not one of such a session.
+            SessionExistsError: The session exists.
+            TransferFailedError: The copy did not come about.
+        """
+        for name in (session_id, order.copy_as):
+            if not is_transient(name):
+                raise LimitError("session_id", f"a name that begins with {PREFIX}", name)
+        events: asyncio.Queue[Progress] = asyncio.Queue(EVENTS_MAX)
+        task = asyncio.create_task(self._run_lent(session_id, token_ids, order, events))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            async for progress in _until_done(task, events):
+                yield progress
+            yield task.result()
+        finally:
+            task.cancel()
+
+    async def _run_lent(
+        self,
+        session_id: str,
+        token_ids: Sequence[int],
+        order: Order,
+        events: asyncio.Queue[Progress],
+    ) -> Moved:
+        sessions = self._source.sessions
+        session = await sessions.open(session_id)
+        try:
+            return await self._run(session_id, session.token, token_ids, order, events)
+        finally:
+            await sessions.end(session)
 
     async def fan_out(
         self,

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from kvpack.errors import KvpackError
 from node import fault_points
@@ -38,7 +38,7 @@ from node.migration.admission import (
     remembered,
     spool_name,
 )
-from node.migration.book import Book
+from node.migration.book import Book, to_the_end
 from node.migration.held import HeldFile, HeldObjects, NothingHeld
 from node.migration.inbound import Inbound, Outcome
 from node.migration.journal import Entry, TransferKey, Verdict
@@ -52,10 +52,9 @@ from node.migration.table import (
     TargetState,
 )
 from node.migration.wire import Piece
+from node.transient import is_transient
 
 log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 #: The same while its stream is open: the source may be computing, or waiting for a live session to
 #: pause. A source that died ends its stream by a missed ping, and then the lease counts.
@@ -89,6 +88,10 @@ class Transfers(Book):
             NodeBusyError: Too many transfers are under way.
             FencedError: This node's lease is over.
         """
+        with self._target.guests.admitting(offer.session_id):
+            return await self._prepare(offer)
+
+    async def _prepare(self, offer: Offer) -> Inbound:
         self._target.sessions.lease.require()
         check_kind(self._target, offer)
         async with self._preparing:
@@ -161,7 +164,7 @@ class Transfers(Book):
             inbound.step(TargetEvent.PIECE)
             async for piece in pieces:
                 if not await self._take_at_once(inbound, number, piece):
-                    await _to_the_end(self._take(inbound, number, piece))
+                    await to_the_end(self._take(inbound, number, piece))
         return inbound.receiver.objects
 
     async def seal(self, key: TransferKey, inventory: Inventory) -> int:
@@ -170,7 +173,7 @@ class Transfers(Book):
         Raises:
             KvpackError: The gate refuses; the transfer is given up.
         """
-        return await _to_the_end(self._seal(self._find(key), inventory))
+        return await to_the_end(self._seal(self._find(key), inventory))
 
     async def commit(self, key: TransferKey) -> Outcome:
         """Probe, make durable, move ownership, publish. Idempotent.
@@ -185,7 +188,7 @@ class Transfers(Book):
         """
         lease = self._target.sessions.lease
         mark = lease.require()
-        outcome = await _to_the_end(self._commit(self._find(key)))
+        outcome = await to_the_end(self._commit(self._find(key)))
         lease.require(mark)
         return outcome
 
@@ -198,7 +201,15 @@ class Transfers(Book):
         inbound = self._inbound.get(key)
         if inbound is None:
             return (await self.status(key)).state
-        return await _to_the_end(self._abort(inbound))
+        return await to_the_end(self._abort(inbound))
+
+    async def dismiss(self, session_id: str) -> None:
+        """Give up whatever brings a session that nobody waits for any more."""
+        async with self._preparing:
+            # A Prepare that was admitted before is in the book by now.
+            found = [one for one in self._inbound.values() if one.offer.session_id == session_id]
+        for inbound in found:
+            await to_the_end(self._abort(inbound))
 
     async def status(self, key: TransferKey) -> Standing:
         """What became of a transfer, from journal and directory.
@@ -305,7 +316,7 @@ class Transfers(Book):
                 target.engine,
                 target.binding,
                 offer,
-                lambda: target.new_pack(path, offer.header_bytes),
+                lambda: target.pack_of(offer.session_id, path, offer.header_bytes),
                 held,
             )
         except KvpackError:
@@ -330,7 +341,7 @@ class Transfers(Book):
         try:
             return inbound.receiver.take_at_once(piece)
         except KvpackError as error:
-            await _to_the_end(self._refuse(inbound, error))
+            await to_the_end(self._refuse(inbound, error))
             raise
 
     async def _refuse(self, inbound: Inbound, error: KvpackError) -> None:
@@ -394,10 +405,10 @@ class Transfers(Book):
             effect = inbound.step(await self._perform(inbound, effect))
 
     async def _perform(self, inbound: Inbound, effect: TargetEffect) -> TargetEvent:
-        start = time.monotonic()
+        start, session_id = time.monotonic(), inbound.offer.session_id
         try:
             if effect is TargetEffect.PROBE:
-                await inbound.probe(self._target.engine)
+                await inbound.probe(self._target.engine, keep=not is_transient(session_id))
                 fault_points.reach("target.probe.after")
                 event = TargetEvent.PROBE_GOOD
             elif effect is TargetEffect.PUBLISH:
@@ -433,7 +444,8 @@ class Transfers(Book):
         start = time.monotonic()
         session = inbound.take_session()
         self._target.sessions.adopt(session)
-        if self._target.tier is not None and session.spool is not None and self._target.spools:
+        keeps = self._target.keeps(session.session_id)
+        if self._target.tier is not None and session.spool is not None and keeps:
             self._target.tier.keep_later(session.session_id, session.spool, own=False)
         inbound.took(TargetEffect.SWAP, time.monotonic() - start)
         log.info("%s: committed, revision %d", inbound.offer.key, session.token.revision)
@@ -463,18 +475,3 @@ _FAILED: Final = {
     TargetEffect.TRANSFER: TargetEvent.CAS_UNKNOWN,
     TargetEffect.SETTLE: TargetEvent.CAS_UNKNOWN,
 }
-
-
-async def _to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
-    """Await ``work``; where the caller is cancelled, let it end first.
-
-    A caller that hangs up must not leave a chunk half taken or a commit half done.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        if not task.cancelled() and task.exception() is not None:
-            log.info("after a hang-up: %s", task.exception())
-        raise

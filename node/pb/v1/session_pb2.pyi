@@ -479,6 +479,7 @@ class MigrateRequest(_message.Message):
     COPY_AS_FIELD_NUMBER: _builtins.int
     TARGETS_FIELD_NUMBER: _builtins.int
     COMPRESS_FIELD_NUMBER: _builtins.int
+    TRANSIENT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     target_node: _builtins.str
     """name in the target's certificate"""
@@ -489,6 +490,10 @@ class MigrateRequest(_message.Message):
     """name of the target's own session; empty for a move"""
     compress: _builtins.bool
     """seal rows with zstd over byte planes where that saves 3 % or more"""
+    transient: _builtins.bool
+    """The session is opened here for this one copy, computes token_ids, and is closed when the copy
+    has ended, which a caller who hangs up does. No token; both names begin with "transient.".
+    """
     @_builtins.property
     def token(self) -> _ownership_pb2.OwnershipToken: ...
     @_builtins.property
@@ -513,10 +518,11 @@ class MigrateRequest(_message.Message):
         copy_as: _builtins.str = ...,
         targets: _abc.Iterable[Global___MigrateTarget] | None = ...,
         compress: _builtins.bool = ...,
+        transient: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "compress", b"compress", "copy_as", b"copy_as", "session_id", b"session_id", "target_address", b"target_address", "target_node", b"target_node", "targets", b"targets", "token", b"token", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "compress", b"compress", "copy_as", b"copy_as", "session_id", b"session_id", "target_address", b"target_address", "target_node", b"target_node", "targets", b"targets", "token", b"token", "token_ids", b"token_ids", "transient", b"transient"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
