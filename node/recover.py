@@ -1,7 +1,8 @@
 """After a restart: settle what was under way, and serve again what is durable.
 
-A session that came by a move has a durable pack, so it comes back. One that was opened here and
-never published is lost with the process; that is the stated loss bound.
+A session that came by a move has a durable pack, so it comes back, and so does one that the
+records know: a conversation, as of its last whole turn. Where both do, the newer one counts. One
+that was opened here and never published is lost with the process; that is the stated loss bound.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from node.migration.spool import private_paths
 from node.migration.table import TargetState
 from node.migration.target import Transfers
 from node.packs import require_engine_rows
+from node.remembered import Memory, Remembered, recalled
 from node.session import Session
 from node.state import SessionState, decode_sampler, decode_state
 from node.stores import StoreRoots
@@ -61,7 +63,10 @@ class Recovered:
 
 
 async def recover(
-    target: Target, transfers: Transfers, roots: StoreRoots | None = None
+    target: Target,
+    transfers: Transfers,
+    roots: StoreRoots | None = None,
+    memory: Memory | None = None,
 ) -> Recovered:
     """Settle or reopen open transfers, remove leftovers, restore sessions. Before serving anything.
 
@@ -69,10 +74,12 @@ async def recover(
         target: This node.
         transfers: Its transfers.
         roots: Where stores may lie; None: nowhere.
+        memory: What is remembered of sessions beside packs; None: nothing.
 
     Raises:
         DirectoryError: The directory cannot be read: then nothing may be served.
         JournalError: The journal cannot be read.
+        RecordsError: What is remembered cannot be read.
     """
     unsettled = await _settle(target, transfers)
     packs = await target.journal.held_packs()
@@ -101,7 +108,9 @@ async def recover(
             lost.append(entry.session_id)
             continue
         name = newer or packs.get(entry.session_id)
-        if name is not None and await _restore(target, entry, target.spool_dir / name):
+        pack = None if name is None else target.spool_dir / name
+        remembered = None if memory is None else await memory.recall(entry.session_id)
+        if await _restore(target, entry, pack, remembered):
             restored.append(entry.session_id)
         elif entry.session_id not in claimed:
             lost.append(entry.session_id)
@@ -210,26 +219,45 @@ def _remove_leftovers(folder: Path, known: set[str]) -> None:
                 path.unlink()
 
 
-async def _restore(target: Target, entry: Ownership, pack: Path) -> bool:
-    """Take the session over from the process before, then load it.
+async def _restore(
+    target: Target, entry: Ownership, pack: Path | None, remembered: Remembered | None
+) -> bool:
+    """Take the session over from the process before, then bring it back from what there is.
 
     The raised revision fences a process of this name that is only paused, and tells clients that
     what they were told since the last published cut may be gone.
     """
+    if pack is None and remembered is None:
+        return False
     try:
         entry = await _raise(target, entry)
         fault_points.reach("target.restore.raised")
     except StaleTokenError:
         log.warning("session %s: not owned by this node any more", entry.session_id)
-        await _let_go(target, entry.session_id, pack.name)
+        if pack is not None:
+            await _let_go(target, entry.session_id, pack.name)
         return False
-    try:
-        session = await _load(target, entry, pack)
-    except (KvpackError, OSError) as error:
-        log.error("session %s: its pack cannot be used: %s", entry.session_id, error)
+    session = None if pack is None else await _loaded(target, entry, pack)
+    if remembered is not None and (session is None or session.revision < remembered.revision):
+        session = await recalled(target.engine, session or await _empty(target, entry), remembered)
+    if session is None:
         return False
     target.sessions.adopt(session)
     return True
+
+
+async def _empty(target: Target, entry: Ownership) -> Session:
+    generation = await target.engine.call(target.engine.model.new_generation)
+    vocab_size = target.engine.model.vocab_size
+    return Session(entry.session_id, entry.token, generation, (), vocab_size)
+
+
+async def _loaded(target: Target, entry: Ownership, pack: Path) -> Session | None:
+    try:
+        return await _load(target, entry, pack)
+    except (KvpackError, OSError) as error:
+        log.error("session %s: its pack cannot be used: %s", entry.session_id, error)
+        return None
 
 
 async def _raise(target: Target, entry: Ownership) -> Ownership:

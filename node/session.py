@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from kvpack.errors import LimitError
 from node.directory import OwnershipToken
+from node.errors import SessionStateError
 from node.state import SessionState
 from node.stream import Decoded, Stream
 
 if TYPE_CHECKING:
     from engine import DecodingState, Generation
+    from node.serving.reuse import Base
 
 __all__ = ["Decoded", "Phase", "Session", "check_session_id"]
 
@@ -58,6 +60,12 @@ class Session(Stream):
         messages: The conversation that a rebuild would begin from. The user's text.
         spool: The durable pack it arrived in, if it did; superseded, but the last published cut.
         lock: Held by the one operation that is under way.
+        tenant: Whose it is; empty: this node's own, as everything that moves is.
+        asleep: Its rows were given back. All of its tokens are known, so whoever needs rows
+            computes them, or brings them back from where they are kept (:meth:`wake`).
+        woken: Where it was brought back from last; None: never.
+        pinned: Readers of its rows that do not hold the lock: it does not fall asleep.
+        used: When it was held last, as a number that grows.
     """
 
     def __init__(
@@ -78,6 +86,11 @@ class Session(Stream):
         self.phase = Phase.ACTIVE
         self.spool: Path | None = None
         self.lock = asyncio.Lock()
+        self.tenant = ""
+        self.asleep = False
+        self.woken: Base | None = None
+        self.pinned = 0
+        self.used = 0
 
     def __repr__(self) -> str:
         return f"Session({self.session_id!r}, {self.phase.value}, {len(self.token_ids)} tokens)"
@@ -107,6 +120,17 @@ class Session(Stream):
         self.messages = state.messages
         self.told_index = max(0, self.next_index - state.untold_tokens)
 
+    def begin_from(self, generation: Generation, token_ids: Sequence[int]) -> None:
+        """Let a session that knows nothing yet know ``token_ids``, whose rows ``generation`` holds.
+
+        Raises:
+            SessionStateError: It knows something. Nothing changed.
+        """
+        if self.token_ids:
+            raise SessionStateError(f"session {self.session_id}: it has begun already")
+        self.generation = generation
+        self.extend(token_ids)
+
     def rebuild(self, staged: Stream) -> None:
         """Go on in the context that ``staged`` holds: a swap, on the engine thread; cannot fail.
 
@@ -117,3 +141,15 @@ class Session(Stream):
         self.told_index, self._last = self.next_index, None
         self.revision += 1
         self.context_epoch += 1
+
+    def fall_asleep(self, empty: Generation) -> None:
+        """Give the rows back: ``empty`` stands in their place, and every token is backlog."""
+        if self.trail is not None:
+            self.trail.end()
+        self.generation, self.trail, self.woken = empty, None, None
+        self.asleep = True
+
+    def wake(self, base: Base) -> None:
+        """Go on from the rows of ``base``, which are of this session's first tokens."""
+        self.generation, self.woken = base.generation, base
+        self.asleep = False

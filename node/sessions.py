@@ -11,7 +11,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kvpack.errors import KvpackError
 from node.config import Address
@@ -55,8 +55,22 @@ FORWARDED_MAX: Final = 1024
 HOLD_S: Final = 10.0
 
 
+class Waker(Protocol):
+    """Whoever gives the rows of idle sessions back, and brings them back when they are needed."""
+
+    async def wake(self, session: Session) -> None:
+        """Bring its rows back as far as they are kept. The caller holds the session."""
+
+    def poke(self) -> None:
+        """Sessions have grown or come: look whether some should give their rows back."""
+
+
 class Sessions:
-    """The sessions that this node owns, by id."""
+    """The sessions that this node owns, by id.
+
+    Attributes:
+        waker: Asked before a session is held that gave its rows back; None: none ever does.
+    """
 
     def __init__(
         self,
@@ -75,6 +89,8 @@ class Sessions:
         self._opening: set[str] = set()
         self._forwarded: dict[str, tuple[str, Address]] = {}
         self._lost: set[str] = set()
+        self._uses = 0
+        self.waker: Waker | None = None
         #: Operations that came under a token that was not the current one.
         self.stale_refused = 0
 
@@ -84,9 +100,16 @@ class Sessions:
     def __contains__(self, session_id: object) -> bool:
         return session_id in self._live
 
+    def all(self) -> list[Session]:
+        """All of them, whoever's, the longest unused first."""
+        return sorted(self._live.values(), key=lambda session: session.used)
+
     def page(self, after: str, size: int) -> tuple[list[Session], str]:
-        """Up to ``size`` sessions after the id ``after``, and the id to go on from; empty: none."""
-        ids = sorted(session_id for session_id in self._live if session_id > after)
+        """Up to ``size`` sessions after the id ``after``, and the id to go on from; empty: none.
+
+        Only sessions of this node's own tenant.
+        """
+        ids = sorted(name for name, one in self._live.items() if name > after and not one.tenant)
         chosen = ids[:size]
         return [self._live[i] for i in chosen], chosen[-1] if len(ids) > size else ""
 
@@ -113,16 +136,18 @@ class Sessions:
             self._opening.discard(session_id)
         return session
 
-    async def find(self, session_id: str) -> Session:
-        """The live session of that id.
+    async def find(self, session_id: str, tenant: str = "") -> Session:
+        """The session of that id; ``tenant`` is whose, empty for this node's own.
 
         Raises:
             SessionNotFoundError: It does not live here; the message names its owner, if any.
         """
         session = self._live.get(session_id)
-        if session is not None:
+        if session is not None and session.tenant == tenant:
             return session
         check_session_id(session_id)
+        if session is not None:
+            raise SessionNotFoundError(f"session {session_id}: not on this node")
         entry = await self.directory.owner(session_id)
         if isinstance(entry, Ownership) and entry.node != self.node:
             raise self._moved(session_id, entry.node)
@@ -153,7 +178,8 @@ class Sessions:
             FencedError: This node's lease is over, or was while the operation ran: what came of
                 it may be stale and is not given out.
         """
-        session = await self.find(session_id)
+        # Whoever knows the token was told it: whose the session is was asked then.
+        session = self._live.get(session_id) or await self.find(session_id)
         try:
             async with asyncio.timeout(wait_s):
                 await session.lock.acquire()
@@ -168,6 +194,10 @@ class Sessions:
                 raise
             # Again: the process may have been paused since the directory answered.
             self.lease.require(mark)
+            self._uses += 1
+            session.used = self._uses
+            if session.asleep and self.waker is not None:
+                await self.waker.wake(session)
             yield session
             if session.phase is not Phase.GONE:
                 self.lease.require(mark)
@@ -234,6 +264,8 @@ class Sessions:
     def adopt(self, session: Session) -> None:
         """Let an installed session serve. Cannot fail: this is the swap of a commit."""
         self._live[session.session_id] = session
+        if self.waker is not None:
+            self.waker.poke()
 
     async def drop(self, session: Session) -> None:
         """Forget a session that this node does not own any more, and the pack it arrived in."""

@@ -17,6 +17,7 @@ from kvpack.store import errors as store_errors
 from node import errors as node_errors
 from node import fault_points
 from node.migration.wire import OWNER_ADDRESS_KEY, OWNER_KEY, REASON_KEY, RETRY_AFTER_KEY
+from node.records import errors as record_errors
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,12 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     node_errors.TransferNotFoundError: _Code.NOT_FOUND,
     node_errors.SessionExistsError: _Code.ALREADY_EXISTS,
     node_errors.ReplayError: _Code.ALREADY_EXISTS,
+    record_errors.RecordMissingError: _Code.NOT_FOUND,
+    record_errors.ConflictError: _Code.FAILED_PRECONDITION,
+    record_errors.BusyError: _Code.FAILED_PRECONDITION,
     # Try again later.
+    record_errors.RecordsError: _Code.UNAVAILABLE,
+    record_errors.RecordsFullError: _Code.RESOURCE_EXHAUSTED,
     node_errors.NodeBusyError: _Code.RESOURCE_EXHAUSTED,
     node_errors.OverloadedError: _Code.RESOURCE_EXHAUSTED,
     node_errors.StagingBusyError: _Code.UNAVAILABLE,
