@@ -10,6 +10,7 @@ from typing import Any, Final
 import grpc.aio
 
 from node.config import Address
+from node.errors import PeerAnswerError, PeerRefusedError, PeerUnavailableError
 from node.migration.wire import peer_error
 from node.pb.v1 import session_pb2 as pb
 from node.pb.v1 import session_pb2_grpc
@@ -152,11 +153,21 @@ class NodeClient:
         try:
             return await call(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise peer_error(error, self.node) from None
+            raise _error_of(error, self.node) from None
 
     async def _stream(self, call: Any, request: Any) -> AsyncIterator[Any]:  # noqa: ANN401
         try:
             async for event in call(request, timeout=WORK_S):
                 yield event
         except grpc.aio.AioRpcError as error:
-            raise peer_error(error, self.node) from None
+            raise _error_of(error, self.node) from None
+
+
+def _error_of(error: grpc.aio.AioRpcError, node: str) -> PeerAnswerError | PeerUnavailableError:
+    """The error of ours. A gate says no word of why it refuses, but it does answer."""
+    found = peer_error(error, node)
+    if error.code() is grpc.StatusCode.PERMISSION_DENIED and isinstance(
+        found, PeerUnavailableError
+    ):
+        return PeerAnswerError(PeerRefusedError.reason, f"node {node}: refused this caller")
+    return found

@@ -23,7 +23,8 @@ def enroll_consumer(world: World) -> None:
 
 def remote_of(world: World, consumer, address: Address, **options) -> RemotePrefill:
     """The consumer's remote prefill, with the producer at ``address``."""
-    order = ProducerOrder(PRODUCER, address, consumer.address, **{"min_tokens": 64, **options})
+    chosen = {"own_address": consumer.address, "min_tokens": 64, **options}
+    order = ProducerOrder(PRODUCER, address, **chosen)
     return RemotePrefill(
         order,
         lambda: NodeClient(world.credentials(CONSUMER), PRODUCER, address),
@@ -67,7 +68,7 @@ async def left_over(*nodes) -> list[str]:
 
 
 async def cold(node, tokens):
-    """``(generation, logits after the boundary call)`` of a prompt computed on ``node`` itself."""
+    """The rows of all tokens but the boundary token, computed on ``node`` itself."""
     from engine import prefill_calls
 
     engine = node.sessions.engine
