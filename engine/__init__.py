@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 from engine import backend
 
 if TYPE_CHECKING:
+    from engine.chat import ParsedCall, ReplyMarks
     from engine.checkpoint import Checkpoint
     from engine.draft import ModelDraft, PromptLookup, check_draft
     from engine.draft_state import install_draft
     from engine.errors import (
         BackendError,
         CacheDiscontinuity,
+        ChatTemplateError,
         ContextLimitError,
         ModelFolderError,
         RowsNotLiveError,
+        ToolCallError,
         TornGenerationError,
         UnsupportedCacheError,
     )
@@ -70,11 +73,15 @@ __all__ = [
     "plain_tokens",
     "TextStream",
     "DecodingState",
+    "ParsedCall",
+    "ReplyMarks",
     "BackendError",
     "CacheDiscontinuity",
+    "ChatTemplateError",
     "ContextLimitError",
     "ModelFolderError",
     "RowsNotLiveError",
+    "ToolCallError",
     "TornGenerationError",
     "UnsupportedCacheError",
 ]
@@ -108,6 +115,8 @@ _HOMES = {
     "plain_tokens": "speculative_report",
     "TextStream": "stream",
     "DecodingState": "stream_state",
+    "ParsedCall": "chat",
+    "ReplyMarks": "chat",
 }
 
 # Switches must be in place before anything imports MLX, and this file runs before every submodule.

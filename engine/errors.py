@@ -83,3 +83,24 @@ class TornGenerationError(KvpackError):
     """
 
     reason = "torn_generation"
+
+
+class ChatTemplateError(KvpackError):
+    """A conversation cannot be written in this model's form.
+
+    Attributes:
+        detail: The template's own words, for whoever sent the messages: they may quote them, so
+            they stand in no log and not in ``str()``.
+    """
+
+    reason = "chat_template"
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        self.detail = detail
+        super().__init__(message)
+
+
+class ToolCallError(KvpackError):
+    """A part of an answer was marked as a tool call and is none that can be read."""
+
+    reason = "no_tool_call"

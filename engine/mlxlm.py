@@ -22,7 +22,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import load_model as load_network
 from mlx_lm.utils import load_tokenizer as _load_tokenizer_files
 
-from engine import backend, config_checks, config_rope, weight_checks
+from engine import backend, chat, config_checks, config_rope, weight_checks
 from engine.architectures import ARCHITECTURES, Architecture
 from engine.config_checks import Fields
 from engine.dtypes import dtype_name, encoding_named, mlx_dtype, require_little_endian
@@ -64,7 +64,11 @@ _BROKEN_FOLDER: Final = (
 
 
 def load_model(
-    folder: Path | str, *, dtype: str | None = None, plane_layout: PlaneLayout | None = None
+    folder: Path | str,
+    *,
+    dtype: str | None = None,
+    plane_layout: PlaneLayout | None = None,
+    chat_template: str | None = None,
 ) -> Model:
     """Load a model and bind it to the calling thread. Nothing is asked of any network.
 
@@ -75,6 +79,7 @@ def load_model(
         dtype: ``"float16"``, ``"bfloat16"`` or ``"float32"``; None keeps the weights' own, except
             that mixture-of-experts layers on MLX's CPU exist in float32 only.
         plane_layout: Axis order of the planes; None for the backend's default.
+        chat_template: A Jinja template in place of the folder's own; part of the identity.
 
     Raises:
         ModelFolderError: One line naming what is missing, damaged, contradictory or not supported.
@@ -90,10 +95,10 @@ def load_model(
     fields = config_checks.text_fields(config)
     _require_weights(found.folder, weight_files, fields, chosen=dtype is not None)
     _require_config(fields, architecture)
-    network = _load_network(found.folder, config)
+    network, end_ids = _load_network(found.folder, config)
     _cast(network, dtype)
     probed = _probe(network, fields, architecture)
-    tokenizer = _load_tokenizer(found.folder)
+    tokenizer = _load_tokenizer(found.folder, chat_template)
     layout, planes = probed.layout, plane_layout or DEFAULT_PLANE_LAYOUT
     # Only MLX's GPU backends have a kernel for RoPE.
     on_cpu = backend.backend_name() == "cpu"
@@ -111,6 +116,7 @@ def load_model(
                 found.folder, weight_files, fields, _text_args(network), layout, template
             ),
             numerics=numerics_of(layout, planes),
+            end_token_ids=chat.end_token_ids_of(end_ids, tokenizer, probed.vocab_size),
         )
     )
 
@@ -162,16 +168,20 @@ def _offline() -> Iterator[None]:
         hub_constants.HF_HUB_OFFLINE = before
 
 
-def _load_network(folder: Path, config: Fields) -> Any:  # noqa: ANN401  mlx-lm is untyped
-    """The network with its weights; mlx-lm compares names and shapes of both."""
+def _load_network(folder: Path, config: Fields) -> tuple[Any, object]:
+    """The network with its weights, and the ids that are said to end a text.
+
+    mlx-lm compares names and shapes of both, and lets the generation config speak before the
+    config where they name other ids.
+    """
     changes = config_rope.older_form(config)
     try:
         with _offline():
-            network, _ = load_network(folder, strict=True, model_config=changes)
+            network, read = load_network(folder, strict=True, model_config=changes)
     except _BROKEN_FOLDER as error:
         kind = config.get("model_type")
         raise ModelFolderError(f"{folder}: {kind}: {_one_line(error)}") from error
-    return network
+    return network, read.get("eos_token_id")
 
 
 def _text_args(network: Any) -> Any:  # noqa: ANN401
@@ -179,20 +189,23 @@ def _text_args(network: Any) -> Any:  # noqa: ANN401
     return getattr(network, "language_model", network).args
 
 
-def _load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  mlx-lm is untyped
+def _load_tokenizer(folder: Path, chat_template: str | None) -> Any:  # noqa: ANN401
     # Bound first: strict mypy refuses a direct call of an untyped function.
     load: Any = _load_tokenizer_files
+    template = {} if chat_template is None else {"chat_template": chat_template}
     try:
         with _offline():
             # Left unsaid, a folder with code of its own would make transformers ask on the
             # terminal.
-            return load(folder, {"trust_remote_code": False})
+            tokenizer = load(folder, {"trust_remote_code": False, **template})
     except Exception as error:
         # The tokenizers library raises Exception itself, and no subclass. Whatever else is not
         # known to mean a broken folder is a fault of the code and stays one.
         if type(error) is not Exception and not isinstance(error, _BROKEN_FOLDER):
             raise
         raise ModelFolderError(f"{folder}: tokenizer: {_one_line(error)}") from error
+    chat.settle(tokenizer)
+    return tokenizer
 
 
 def _one_line(error: BaseException) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import mlx.core as mx
 
+from engine import chat
 from engine.cache import PlaneCache
+from engine.chat import ParsedCall, ReplyMarks
 from engine.generation import Generation, empty_planes
 from engine.install import Installer
 from engine.origins import PlaneLayout
@@ -58,6 +60,7 @@ class LoadedParts:
         vocab_size: Number of logits.
         identity: Identity for a placeholder tenant.
         numerics: What decides the bits of a continuation.
+        end_token_ids: Ids that end an answer.
     """
 
     name: str
@@ -68,6 +71,7 @@ class LoadedParts:
     vocab_size: int
     identity: Identity
     numerics: NumericsFingerprint
+    end_token_ids: frozenset[int] = frozenset()
 
 
 class Model:
@@ -131,6 +135,67 @@ class Model:
                 messages, add_generation_prompt=False, continue_final_message=True
             )
         )
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Ids that end an answer, from the folder's configuration and its tokenizer."""
+        return self._parts.end_token_ids
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations have a form of the model's own; else the plain one is used."""
+        return chat.has_template(self._parts.tokenizer)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template writes tools."""
+        return chat.takes_tools(self._parts.tokenizer)
+
+    @property
+    def reply_marks(self) -> ReplyMarks:
+        """What sets thoughts and tool calls apart from the answer."""
+        return chat.marks_of(self._parts.tokenizer)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] = (),
+        *,
+        add_generation_prompt: bool = True,
+        options: Mapping[str, object] = chat.NO_OPTIONS,
+    ) -> str:
+        """The text of a conversation in the model's form; ``encode`` makes ids of it.
+
+        Any thread may call this, ``encode``, ``decode`` and ``parse_tool_call``. A model folder
+        without a template gets :data:`engine.chat.FALLBACK_TEMPLATE`.
+
+        Args:
+            messages: With ``role`` and ``content`` each, as the template expects them.
+            tools: As the template expects them; empty for none.
+            add_generation_prompt: End with what an answer follows.
+            options: More arguments for the template, such as ``enable_thinking``.
+
+        Raises:
+            ChatTemplateError: The template refuses the messages, or an option is not to be given.
+        """
+        return chat.render(
+            self._parts.tokenizer,
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            options=options,
+        )
+
+    def parse_tool_call(
+        self, text: str, tools: Sequence[Mapping[str, object]] = ()
+    ) -> tuple[ParsedCall, ...]:
+        """The tool calls in ``text``, which stood between ``reply_marks``.
+
+        Raises:
+            ToolCallError: It is none, or this model has no form for them.
+            LimitError: ``text`` is longer than a tool call may be.
+        """
+        return chat.parse_tool_call(self._parts.tokenizer, text, tools)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids``."""
