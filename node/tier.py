@@ -133,6 +133,11 @@ class Tier:
             left_over.unlink(missing_ok=True)
         return cls(open_store(folder, create=True), inbox, binding, budget or Budget())
 
+    @property
+    def store(self) -> LocalStore:
+        """The store, for whoever keeps cuts of its own in it."""
+        return self._store
+
     def start(self) -> None:
         """Begin to keep what is handed in."""
         self._worker = asyncio.create_task(self._work())

@@ -57,12 +57,17 @@ class Lookup:
         misses: Deeper cuts that were looked at and could not be used.
         gaps: Blocks whose node is missing although a deeper one is there.
         listings: How many blocks were listed.
+        known_tokens: So many of the first tokens, in whole blocks, some kept cut begins with.
+        rivals: Cuts that were listed, share these blocks and are not ancestors, deepest first: how
+            much further they agree only their own tokens say.
     """
 
     cut: StoredCut | None
     misses: tuple[Miss, ...]
     gaps: int
     listings: int
+    known_tokens: int = 0
+    rivals: tuple[bytes, ...] = ()
 
     @property
     def position(self) -> int:
@@ -131,6 +136,7 @@ class _Search:
         self._admit = admit
         self._links = scope.links(self._ids)
         self._misses: list[Miss] = []
+        self._rivals: list[tuple[int, bytes]] = []
 
     def run(self) -> Lookup:
         try:
@@ -148,8 +154,12 @@ class _Search:
             for position, cut_id in self._candidates(block):
                 cut = self._open(position, cut_id)
                 if cut is not None:
-                    return Lookup(cut, tuple(self._misses), gaps, listings)
-        return Lookup(None, tuple(self._misses), gaps, deepest + 1)
+                    return self._answer(cut, gaps, listings, deepest)
+        return self._answer(None, gaps, deepest + 1, deepest)
+
+    def _answer(self, cut: StoredCut | None, gaps: int, listings: int, deepest: int) -> Lookup:
+        rivals = tuple(cut_id for _, cut_id in sorted(self._rivals, reverse=True))
+        return Lookup(cut, tuple(self._misses), gaps, listings, deepest * _BLOCK, rivals)
 
     def _has_node(self, block: int) -> bool:
         name = node_name(self._links[block], self._links[block - 1])
@@ -171,14 +181,12 @@ class _Search:
         rest_max = min(_BLOCK - 1, len(self._ids) - block * _BLOCK)
         link, first = self._links[block], block * _BLOCK
         tails: dict[int, bytes] = {}
-        found = []
+        found: list[tuple[int, bytes]] = []
         for entry in self._entries(link):
-            if entry.rest > rest_max:
-                continue
-            if entry.rest not in tails:
+            if entry.rest <= rest_max and entry.rest not in tails:
                 tails[entry.rest] = self._tail(link, first, entry.rest)
-            if entry.tail == tails[entry.rest]:
-                found.append((first + entry.rest, entry.cut_id))
+            fits = entry.rest <= rest_max and entry.tail == tails[entry.rest]
+            (found if fits else self._rivals).append((first + entry.rest, entry.cut_id))
         return sorted(found, reverse=True)
 
     def _entries(self, link: bytes) -> Iterator[Entry]:
