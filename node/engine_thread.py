@@ -63,14 +63,24 @@ class EngineThread:
         Raises:
             NodeBusyError: Too many calls wait already.
         """
+        return await self.submit(work, *args, **kwargs)
+
+    def submit(
+        self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> asyncio.Future[_T]:
+        """As :meth:`call`, at once: the work stands in the line when this returns.
+
+        Raises:
+            NodeBusyError: Too many calls wait already.
+        """
         if self._waiting >= WAITING_CALLS_MAX:
             raise NodeBusyError(f"{self._waiting} calls wait for the engine")
         self._waiting += 1
         future = self._executor.submit(work, *args, **kwargs)
-        # Not in a finally: a cancelled caller's work is still in the line.
+        # Not when the caller is done: a cancelled caller's work is still in the line.
         loop = asyncio.get_running_loop()
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._left))
-        return await asyncio.wrap_future(future)
+        return asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Let running work end and stop the thread."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
@@ -40,6 +41,10 @@ class Decoder:
     def stepped(self) -> None:
         """A step was made, or is asked for."""
         self.stepped_s = self._clock()
+
+    def still(self) -> None:
+        """No step is asked for until the next one is: nobody has to hurry for it."""
+        self.stepped_s = -math.inf
 
 
 class Pace:

@@ -106,6 +106,28 @@ class Stream:
             self.token_ids.extend(token_ids)
             self.told_index = self.next_index
 
+    def holds_beginning_of(self, token_ids: Sequence[int]) -> bool:
+        """Whether all computed tokens, and the boundary token after them, are ``token_ids``'."""
+        position = self.position
+        if not 0 < position < len(token_ids):
+            return False
+        # The newest first: where two contexts differ they mostly differ late.
+        if self.token_ids[position - 1] != token_ids[position - 1]:
+            return False
+        return self.token_ids[:position] == list(token_ids[:position])
+
+    def turn_to(self, token_ids: Sequence[int], decoding: DecodingState) -> None:
+        """Be the context ``token_ids``, which begins with the computed tokens of this one.
+
+        Raises:
+            SessionStateError: It begins otherwise. Nothing changed.
+        """
+        if not self.holds_beginning_of(token_ids):
+            raise SessionStateError(f"the {self.position} computed tokens are no beginning of it")
+        self.token_ids[:] = token_ids
+        self.decoding = decoding
+        self.told_index, self._last = self.next_index, None
+
     def backlog_calls(self) -> list[int]:
         """Sizes of the prefill calls that lead up to the boundary token."""
         from engine import prefill_calls
@@ -113,10 +135,9 @@ class Stream:
         return prefill_calls(self.position, max(self.position, self.next_index - 1))
 
     def backlog_call(self, call_tokens: int) -> int:
-        """Size of the next one where edges lie on multiples of ``call_tokens``; 0: none is left.
+        """Size of the next of them, on the grid of multiples of ``call_tokens``; 0: none is left.
 
-        Each is asked for anew, so the grid may be another for the next: edges of a finer grid are
-        edges of its coarser one too, as soon as that one comes back.
+        Each call may be on another grid: the next edge of any grid lies ahead, wherever it stands.
         """
         last = self.next_index - 1
         if self.position >= last:
