@@ -27,6 +27,7 @@ from node.migration.producer import Producer
 from node.migration.source import Move
 from node.migration.tape import Tape
 from node.migration.watch import MoveWatch, Unwatched, watched
+from node.session import Session
 from node.transient import PREFIX, is_transient
 
 log = logging.getLogger(__name__)
@@ -302,6 +303,7 @@ class Moves:
             live = not token_ids and (session.lock.locked() or session.is_worked_off)
             if live:
                 sessions.require_token(session, token)
+                stack.enter_context(_pinned(session))
                 tape = Tape(self.binding.layout)
             else:
                 await stack.enter_async_context(sessions.hold(session_id, token))
@@ -366,6 +368,16 @@ class Moves:
                 _log_moved(outcome)
             else:
                 log.info("a copy ended: node %s: %s", outcome.order.target, outcome.error)
+
+
+@contextlib.contextmanager
+def _pinned(session: Session) -> Iterator[None]:
+    """Keep the rows of a session here that is read without being held."""
+    session.pinned += 1
+    try:
+        yield
+    finally:
+        session.pinned -= 1
 
 
 async def _until_done(task: asyncio.Task[Any], events: asyncio.Queue[_E]) -> AsyncIterator[_E]:
