@@ -49,17 +49,19 @@ class OffsetNorm:
 class Angles:
     """Cosines and sines of one position, for layers whose RoPE has these parameters."""
 
-    __slots__ = ("_cosine", "_for", "_log_base", "_pairs", "_scale", "_sine")
+    __slots__ = ("_cosine", "_for", "_log_base", "_pairs", "_scale", "_sine", "_traditional")
 
     def __init__(self, rope: RoPE) -> None:
         self._pairs = rope.dims // 2
         self._log_base = math.log(rope.base)
         self._scale = rope.scale
+        self._traditional = rope.traditional
         self._for: tuple[int, mx.Dtype] | None = None
 
     def at(self, position: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
-        """``[1, dims / 2]`` each, by the very operations of MLX's RoPE; those asked for last stay.
+        """``[1, dims]`` each, by the very operations of MLX's RoPE; those asked for last stay.
 
+        Both stand at each of the two rows of a pair, the sine with the sign that it has there.
         Lazy: whoever uses them first computes them.
         """
         if self._for != (position, dtype):
@@ -67,9 +69,16 @@ class Angles:
             frequencies = mx.exp(steps * mx.array(self._log_base / self._pairs, mx.float32))
             where = mx.arange(1, dtype=mx.float32) + mx.array(position, mx.int32)
             theta = (where * mx.array(self._scale, mx.float32))[:, None] * frequencies
-            self._cosine, self._sine = mx.cos(theta).astype(dtype), mx.sin(theta).astype(dtype)
+            cosine, sine = mx.cos(theta).astype(dtype), mx.sin(theta).astype(dtype)
+            self._cosine, self._sine = self._pair(cosine, cosine), self._pair(-sine, sine)
             self._for = (position, dtype)
         return self._cosine, self._sine
+
+    def _pair(self, left: mx.array, right: mx.array) -> mx.array:
+        """``[1, dims]``, as the rows of pairs lie in a head."""
+        if self._traditional:
+            return mx.stack([left, right], axis=-1).reshape(1, 2 * self._pairs)
+        return mx.concatenate([left, right], axis=-1)
 
 
 class SharedRope:
@@ -89,13 +98,14 @@ class SharedRope:
             turned: mx.array = own(x, offset=offset)
             return turned
         cosine, sine = self._angles.at(offset, x.dtype)
-        if own.traditional:
-            left, right = x[..., ::2], x[..., 1::2]
-            pairs = [left * cosine - right * sine, left * sine + right * cosine]
-            return mx.stack(pairs, axis=-1).reshape(x.shape)
         half = own.dims // 2
-        left, right = x[..., :half], x[..., half:]
-        return mx.concatenate([left * cosine - right * sine, left * sine + right * cosine], axis=-1)
+        if own.traditional:
+            other = x.reshape(*x.shape[:3], half, 2)[..., ::-1].reshape(x.shape)
+        else:
+            other = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
+        # A product with the negated sine, added, is the product subtracted, to the last bit: MLX's
+        # four products of half a head are two of a whole one.
+        return x * cosine + other * sine
 
 
 def fold(
