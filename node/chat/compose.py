@@ -57,13 +57,25 @@ class PromptCounts(Sequence[int]):
     """Tokens of a conversation's prompt by how many of its oldest turns are dropped.
 
     Each is counted when it is asked for, by rendering; a plan asks for a logarithm of them.
+
+    Args:
+        renderer: The model's.
+        request: Whose tools and options are part of every prompt.
+        parts: The conversation.
+        whole: Tokens with nothing dropped, where they are known.
     """
 
-    def __init__(self, renderer: Renderer, request: ChatRequest, parts: Conversation) -> None:
+    def __init__(
+        self,
+        renderer: Renderer,
+        request: ChatRequest,
+        parts: Conversation,
+        whole: int | None = None,
+    ) -> None:
         self._renderer = renderer
         self._request = request
         self._parts = parts
-        self._counted: dict[int, int] = {}
+        self._counted: dict[int, int] = {} if whole is None else {0: whole}
 
     def __len__(self) -> int:
         return max(1, len(self._parts.turns))
@@ -78,12 +90,8 @@ class PromptCounts(Sequence[int]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         if index not in self._counted:
-            self.set(index, self._count(self._parts.without(index)))
+            self._counted[index] = self._count(self._parts.without(index))
         return self._counted[index]
-
-    def set(self, dropped_turns: int, tokens: int) -> None:
-        """Take ``tokens`` as counted."""
-        self._counted[dropped_turns] = tokens
 
     def leading(self) -> int:
         """Tokens of the leading system content alone; 0 where a template writes none alone."""
@@ -99,7 +107,10 @@ class PromptCounts(Sequence[int]):
 def compose(
     renderer: Renderer, request: ChatRequest, budget: Budget, found: Found | None = None
 ) -> Composed:
-    """The prompt for an answer to ``request``.
+    """The prompt for an answer to ``request``, all of whose messages the client sent.
+
+    What is kept depends on the messages and the budget alone, never on what was found: a
+    conversation is shortened the same way after a restart.
 
     Args:
         renderer: The model's.
@@ -113,30 +124,28 @@ def compose(
         FormatError: Tools were given and the template writes none.
     """
     parts = Conversation.of(request.messages)
-    before = _turns_of(parts, found)
-    prompt = _prompt(renderer, request, parts, found, before)
-    counts = PromptCounts(renderer, request, parts)
-    counts.set(before, len(prompt.token_ids))
-    decided = _decide(parts, counts, budget, before)
-    shifted = decided.dropped_turns > before
-    if shifted:
+    decided = _decide(parts, PromptCounts(renderer, request, parts), budget)
+    before = 0 if found is None else found.transcript.dropped_messages
+    prompt = None
+    if found is not None and before == decided.dropped_messages:
+        known = known_of(found, request.messages, len(parts.leading))
+        new = request.messages[found.covered_messages :]
+        prompt = renderer.continue_from(known, new, request.tools, request.options)
+    if prompt is None or len(prompt.token_ids) > budget.room:
+        # Known ids may be a few more than their text takes when it is encoded.
         prompt = renderer.prompt(decided.messages, request.tools, request.options)
-    return Composed(
-        prompt, decided.messages, decided.dropped_turns, decided.dropped_messages, shifted
-    )
+    shifted = found is not None and before < decided.dropped_messages
+    return _composed(prompt, decided, shifted=shifted)
 
 
 def compose_next(
-    renderer: Renderer,
-    known: Known,
-    request: ChatRequest,
-    budget: Budget,
+    renderer: Renderer, known: Known, request: ChatRequest, budget: Budget
 ) -> Composed:
-    """As :func:`compose`, for a conversation that is kept here and given new messages only.
+    """The prompt for an answer in a conversation that is kept here, given its new messages only.
 
     Args:
         renderer: The model's.
-        known: The retained messages and their exact ids.
+        known: The retained messages and their exact ids; what earlier shifts dropped is gone.
         request: The new messages, with tools and options.
         budget: The room.
 
@@ -145,57 +154,29 @@ def compose_next(
         ChatTemplateError: The template refuses the messages.
         FormatError: Tools were given and the template writes none.
     """
-    messages = (*known.messages, *request.messages)
-    whole = ChatRequest(messages, request.tools, request.options)
+    whole = ChatRequest((*known.messages, *request.messages), request.tools, request.options)
     if not known.token_ids:
         return compose(renderer, whole, budget)
-    # Retained messages have nothing dropped between them: what an earlier shift dropped is gone.
     prompt = renderer.continue_from(known, request.messages, request.tools, request.options)
-    parts = Conversation.of(messages)
-    counts = PromptCounts(renderer, whole, parts)
-    counts.set(0, len(prompt.token_ids))
-    decided = _decide(parts, counts, budget, 0)
+    parts = Conversation.of(whole.messages)
+    counts = PromptCounts(renderer, whole, parts, len(prompt.token_ids))
+    decided = _decide(parts, counts, budget)
     if decided.dropped_turns:
         prompt = renderer.prompt(decided.messages, request.tools, request.options)
+    return _composed(prompt, decided, shifted=decided.dropped_turns > 0)
+
+
+def _composed(prompt: Prompt, decided: Plan, *, shifted: bool) -> Composed:
     return Composed(
-        prompt,
-        decided.messages,
-        decided.dropped_turns,
-        decided.dropped_messages,
-        decided.dropped_turns > 0,
+        prompt, decided.messages, decided.dropped_turns, decided.dropped_messages, shifted
     )
 
 
-def _turns_of(parts: Conversation, found: Found | None) -> int:
-    """How many turns were dropped from what was found; 0 where that is no number of turns."""
-    wanted = 0 if found is None else found.transcript.dropped_messages
-    messages = 0
-    for turns, turn in enumerate(parts.turns[:-1], start=1):
-        messages += len(turn)
-        if messages == wanted:
-            return turns
-    return 0
-
-
-def _prompt(
-    renderer: Renderer,
-    request: ChatRequest,
-    parts: Conversation,
-    found: Found | None,
-    dropped_turns: int,
-) -> Prompt:
-    if found is None or (found.transcript.dropped_messages and not dropped_turns):
-        return renderer.prompt(request.messages, request.tools, request.options)
-    known = known_of(found, request.messages, len(parts.leading))
-    new = request.messages[found.covered_messages :]
-    return renderer.continue_from(known, new, request.tools, request.options)
-
-
-def _decide(parts: Conversation, counts: PromptCounts, budget: Budget, before: int) -> Plan:
+def _decide(parts: Conversation, counts: PromptCounts, budget: Budget) -> Plan:
     # Counting the system's content alone costs a rendering, which only a refusal needs.
-    decided = plan(parts, counts, 0, budget, before)
+    decided = plan(parts, counts, 0, budget)
     if isinstance(decided, Refusal):
-        decided = plan(parts, counts, counts.leading(), budget, before)
+        decided = plan(parts, counts, counts.leading(), budget)
     if isinstance(decided, Refusal):
         raise ContextLengthError(decided.text, decided.limit_tokens, decided.needed_tokens)
     return decided

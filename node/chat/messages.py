@@ -6,9 +6,10 @@ session as bytes. All of it is the user's text: none of it is ever logged.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -131,19 +132,21 @@ class Message:
             FormatError: A field is missing, of another kind, or not supported: named by its path.
             LimitError: It is too long.
         """
-        given = fields.an_object(value, field)
-        role = _role(given.get("role"), f"{field}.role")
-        check = _Given(given, field)
-        message = cls(
-            role,
-            _content(given.get("content"), f"{field}.content", optional=role is Role.ASSISTANT),
-            check.optional("name"),
-            _tool_calls(given.get("tool_calls"), f"{field}.tool_calls", role),
-            check.optional("tool_call_id"),
-            check.optional("reasoning_content") or check.optional("reasoning")
-            if role is Role.ASSISTANT
-            else "",
-        )
+        given = _Given(fields.an_object(value, field), field)
+        role = _role(given.values.get("role"), f"{field}.role")
+        if given.values.get("function_call") is not None:
+            raise FormatError(f"{field}.function_call", "tool_calls in its place", "the old form")
+        content = given.values.get("content")
+        assistant = role is Role.ASSISTANT
+        with given.path():
+            message = cls(
+                role,
+                _content(content, f"{field}.content", optional=assistant),
+                given.optional("name"),
+                _tool_calls(given.values.get("tool_calls"), f"{field}.tool_calls", role),
+                given.optional("tool_call_id") if role is Role.TOOL else "",
+                given.first("reasoning_content", "reasoning") if assistant else "",
+            )
         check_range(field, len(message.to_bytes()), 1, MESSAGE_BYTES_MAX, "bytes")
         return message
 
@@ -232,6 +235,21 @@ class _Given:
     def optional(self, key: str) -> str:
         value = self.values.get(key)
         return "" if value is None else fields.text(value, f"{self.field}.{key}")
+
+    def first(self, *keys: str) -> str:
+        """The first of ``keys`` that is there and not empty: some have an older name."""
+        return next((text for key in keys if (text := self.optional(key))), "")
+
+    @contextlib.contextmanager
+    def path(self) -> Iterator[None]:
+        """Let what a message says of itself be an error of the field that was given."""
+        try:
+            yield
+        except FormatError as error:
+            if not error.field.startswith("message."):
+                raise
+            field = self.field + error.field.removeprefix("message")
+            raise type(error)(field, error.expected, error.found) from None
 
 
 def _role(value: object, field: str) -> Role:

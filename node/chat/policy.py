@@ -32,9 +32,9 @@ class Budget:
         limit_tokens: What the context holds.
         reserve_tokens: Of it, what is kept free for the answer.
         policy: What happens to what is longer.
-        spare_tokens: When turns have to be dropped, so many are dropped that this much stays free
-            beside the reserve, as far as the newest turn allows: a shift computes everything
-            anew, and without spare room the next turn would be the next shift.
+        step_tokens: Turns are dropped in steps of at least so many tokens, as far as the newest
+            turn allows; 0: no more than needed. A shift computes everything anew, and in steps
+            the next turns begin with the same text until the next step.
 
     Raises:
         LimitError: A number is out of range.
@@ -43,17 +43,22 @@ class Budget:
     limit_tokens: int
     reserve_tokens: int
     policy: Policy = Policy.SHIFT
-    spare_tokens: int = 0
+    step_tokens: int = 0
 
     def __post_init__(self) -> None:
         check_range("limit_tokens", self.limit_tokens, 1, POSITION_MAX, "tokens")
         check_range("reserve_tokens", self.reserve_tokens, 0, POSITION_MAX, "tokens")
-        check_range("spare_tokens", self.spare_tokens, 0, POSITION_MAX, "tokens")
+        check_range("step_tokens", self.step_tokens, 0, POSITION_MAX, "tokens")
 
     @property
     def room(self) -> int:
         """What is left for the prompt; not above 0 where the reserve takes everything."""
         return self.limit_tokens - self.reserve_tokens
+
+    def kept_at_most(self, prompt_tokens: int) -> int:
+        """What may be left of a prompt that is longer than the room: whole steps are dropped."""
+        excess, step = prompt_tokens - self.room, max(1, self.step_tokens)
+        return prompt_tokens - -(-excess // step) * step
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -89,13 +94,12 @@ class Refusal:
 
 
 def plan(
-    conversation: Conversation,
-    counts: Sequence[int],
-    leading_tokens: int,
-    budget: Budget,
-    dropped_before: int = 0,
+    conversation: Conversation, counts: Sequence[int], leading_tokens: int, budget: Budget
 ) -> Plan | Refusal:
     """What of ``conversation`` is kept under ``budget``.
+
+    A system message after the first turn refuses a shift: it may speak of what would be dropped,
+    and is neither leading content nor part of a turn. Where nothing has to be dropped it may stay.
 
     Args:
         conversation: Leading system content and turns.
@@ -104,35 +108,28 @@ def plan(
             may be a sequence that counts when asked.
         leading_tokens: Of these, what the leading system content takes; for the text of a refusal.
         budget: The room.
-        dropped_before: So many turns an earlier shift dropped; they stay dropped, since what was
-            computed after it is still of use.
-
-    Raises:
-        LimitError: ``dropped_before`` leaves no turn.
     """
-    newest = max(0, len(conversation.turns) - 1)
-    check_range("dropped_before", dropped_before, 0, newest, "turns")
     if budget.room < 1:
         return _no_room(budget)
-    if counts[dropped_before] <= budget.room:
-        return _keep(conversation, counts, dropped_before)
+    whole = counts[0]
+    if whole <= budget.room:
+        return _keep(conversation, counts, 0)
     if budget.policy is Policy.ERROR:
-        return _too_long(counts[0], budget)
+        return _too_long(whole, budget)
     late = conversation.late_system_message()
     if late is not None:
-        return _late_system(late, counts[dropped_before], budget)
+        return _late_system(late, whole, budget)
+    newest = max(0, len(conversation.turns) - 1)
     if counts[newest] > budget.room:
         return _newest_too_long(conversation, counts[newest], leading_tokens, budget)
-    first = _first_that_fits(counts, dropped_before, newest, budget.room - budget.spare_tokens)
-    if counts[first] > budget.room:
-        # Counts that ascend somewhere are a template's doing; the newest turn is known to fit.
-        first = newest
-    return _keep(conversation, counts, first)
+    dropped = _first_that_fits(counts, newest, budget.kept_at_most(whole))
+    # Where a template makes counts ascend, the search may miss; the newest turn is known to fit.
+    return _keep(conversation, counts, dropped if counts[dropped] <= budget.room else newest)
 
 
-def _first_that_fits(counts: Sequence[int], low: int, high: int, room: int) -> int:
-    """The fewest turns to drop so that ``room`` is enough; ``high`` where it never is."""
-    return bisect.bisect_left(counts, -room, low, high, key=lambda count: -count)
+def _first_that_fits(counts: Sequence[int], newest: int, room: int) -> int:
+    """The fewest turns to drop so that ``room`` is enough; ``newest`` where it never is."""
+    return bisect.bisect_left(counts, -room, 0, newest, key=lambda count: -count)
 
 
 def _keep(conversation: Conversation, counts: Sequence[int], dropped: int) -> Plan:
@@ -228,7 +225,7 @@ def plan_raw(prompt_tokens: int, prefix_tokens: int, budget: Budget) -> RawPlan 
     if prefix_tokens >= budget.room:
         text = f"{whole}, {reserved}, and the prefix of {prefix_tokens} leaves no room for its end"
         return Refusal(text, budget.limit_tokens, prefix_tokens + 1 + budget.reserve_tokens)
-    suffix = max(1, budget.room - prefix_tokens - budget.spare_tokens)
+    suffix = max(1, budget.kept_at_most(prompt_tokens) - prefix_tokens)
     return RawPlan(prefix_tokens, prompt_tokens - suffix, prefix_tokens + suffix)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
+from engine import ChatTemplateError
 from kvpack.errors import FormatError
 from node.chat.messages import Message, Messages
 from node.chat.splice import Codec, Splice, Spliced, splice
@@ -191,13 +192,16 @@ class Renderer:
         token_ids: Sequence[int],
     ) -> tuple[int, ...]:
         """Ends of the newest turns before the last one, which is still going on."""
-        starts = turn_starts(messages)[1:][-TURN_ENDS_MAX:]
-        ends = []
-        for start in starts:
-            before = self._text(messages[:start], tools, options, answer_follows=False)
+        ends = set()
+        for start in turn_starts(messages)[1:][-TURN_ENDS_MAX:]:
+            try:
+                before = self._text(messages[:start], tools, options, answer_follows=False)
+            except ChatTemplateError:
+                # It writes whole conversations only; then no turn of it has an end to be found.
+                break
             if text.startswith(before):
-                ends.append(self._position(token_ids, text[len(before) :]))
-        return tuple(sorted({end for end in ends if end}))
+                ends.add(self._position(token_ids, text[len(before) :]))
+        return tuple(sorted(ends - {0}))
 
     def _position(self, token_ids: Sequence[int], rest: str) -> int:
         """How many tokens there are before ``rest``, the end of the text; 0 where none ends there.

@@ -99,11 +99,12 @@ def _from_whole(known: Sequence[int], known_text: str, rendered: str, codec: Cod
     if whole_text.startswith(known_text) and len(known_text) in edges:
         rest = whole[edges[len(known_text)] :]
         return Spliced((*known, *rest), len(known), Splice.EXACT)
-    kept = _kept(codec.lengths(known), _common(known_text, whole_text), edges)
+    lengths = codec.lengths(known)
+    kept = _kept(lengths, _common(known_text, whole_text), edges)
     same = _same(known, whole)
     if kept <= same:
         return Spliced(tuple(whole), same, Splice.FULL)
-    rest = whole[edges[codec.lengths(known[:kept])[-1]] :]
+    rest = whole[edges[lengths[kept]] :]
     return Spliced((*known[:kept], *rest), kept, Splice.REWOUND)
 
 
