@@ -10,20 +10,14 @@ import click
 
 import kvpack
 from kvpack.errors import EXIT_INTERRUPTED, KvpackError
+from node.cli_apikey import apikey
 from node.cli_bench import bench
 from node.cli_directory import directory
 from node.cli_pair import pair
+from node.cli_serve import serve
 from node.cli_session import migrate, session
 from node.cli_trust import enroll, pin, pins, unpin
-from node.config import (
-    LEASE_S,
-    VOLUME_WORST_S,
-    Address,
-    ServeConfig,
-    fault_order,
-    let_grpc_speak,
-    prepare_process,
-)
+from node.config import prepare_process
 
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 _FILE: Final = click.Path(path_type=Path)
@@ -53,84 +47,6 @@ def _fail(message: str, exit_code: int) -> NoReturn:
 def main() -> None:
     """Runs models, holds sessions and moves them between nodes, bit for bit."""
     prepare_process()
-
-
-@main.command()
-@click.option("--grpc", "address", required=True, metavar="HOST:PORT", help="Where to listen.")
-@click.option("--model", type=_FOLDER, help="Model folder; default: the trained one that ships.")
-@click.option("--data-dir", required=True, type=_FOLDER, help="This node's own files.")
-@click.option("--credentials", required=True, type=_FOLDER, help="Folder made by enroll.")
-@click.option(
-    "--directory",
-    required=True,
-    metavar="URL",
-    help="Who owns what: sqlite:PATH, or grpc://NODE@HOST:PORT, which is that node's.",
-)
-@click.option("--share-directory", is_flag=True, help="Serve the sqlite: directory to other nodes.")
-@click.option(
-    "--lease",
-    default=LEASE_S,
-    show_default=True,
-    metavar="SECONDS",
-    type=click.FloatRange(0.5, 600.0),
-    help="Sessions of a node that is silent for so long may be taken over.",
-)
-@click.option(
-    "--volume-worst",
-    default=VOLUME_WORST_S,
-    show_default=True,
-    metavar="SECONDS",
-    type=click.FloatRange(0.001, 60.0),
-    help="Refuse to start if a durable write in --data-dir takes longer.",
-)
-@click.option(
-    "--store-root",
-    "store_roots",
-    type=_FOLDER,
-    multiple=True,
-    help="Clients may have sessions put into stores below this folder; may be repeated.",
-)
-@click.option("--stop-on-stdin-end", is_flag=True, hidden=True)
-@click.option("--transfer-lease", default=60.0, type=click.FloatRange(0.5, 600.0), hidden=True)
-@click.option("--fault-points", is_flag=True, hidden=True)
-def serve(
-    address: str,
-    model: Path | None,
-    data_dir: Path,
-    credentials: Path,
-    directory: str,
-    share_directory: bool,
-    lease: float,
-    volume_worst: float,
-    store_roots: tuple[Path, ...],
-    stop_on_stdin_end: bool,
-    transfer_lease: float,
-    fault_points: bool,
-) -> None:
-    """Serve one model over gRPC with mTLS until SIGTERM.
-
-    \b
-    Example:
-      kvnode serve --grpc 127.0.0.1:7411 --data-dir D --credentials C \\
-          --directory sqlite:directory.sqlite
-    """
-    from node.shipped import require_model
-
-    if fault_points:
-        from node.fault_points import arm
-
-        arm(fault_order())
-    where = Address.parse(address)
-    # Before the daemon, whose imports take a second.
-    folder = require_model(model)
-    let_grpc_speak()
-    from node.daemon import serve as run
-
-    config = ServeConfig(
-        where, folder, data_dir, credentials, directory, volume_worst, lease, share_directory,
-        transfer_lease, store_roots=store_roots,
-    )  # fmt: skip
-    run(config, stop_on_stdin_end=stop_on_stdin_end)
 
 
 @main.group()
@@ -216,6 +132,8 @@ def prove(model_dir: Path, dtype: str | None, quick: bool, budget: float, as_jso
     raise SystemExit(run(ProveRequest(model_dir, dtype, quick, budget, as_json)))
 
 
+main.add_command(serve)
+main.add_command(apikey)
 main.add_command(bench)
 main.add_command(directory)
 main.add_command(migrate)

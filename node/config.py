@@ -6,15 +6,20 @@ The only file that reads or writes the environment.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import platform
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvpack.store import Budget
 from node.errors import UsageError
+from node.serving.options import ServingOptions
+
+if TYPE_CHECKING:
+    from node.http.options import HttpOptions
 
 #: TLS 1.2 suites that need an RSA certificate. Ours are ECDSA (:mod:`node.enroll`), so no TLS 1.2
 #: handshake can find a suite: grpc-python has no option for a lowest version.
@@ -66,10 +71,10 @@ class ServeConfig:
     """Options of ``kvnode serve``.
 
     Attributes:
-        address: Where to listen.
+        address: Where to listen for gRPC; None: nowhere.
         model_dir: The model.
         data_dir: This node's own files.
-        credentials_dir: Made by ``kvnode enroll`` or ``kvnode pair``.
+        credentials_dir: Made by ``kvnode enroll`` or ``kvnode pair``; None where it needs none.
         directory_url: Who owns what; :func:`node.directory.open_directory` says how it is written.
         volume_worst_s: How slow the data folder may be at its worst.
         lease_s: How long this node's lease runs without a renewal.
@@ -77,12 +82,17 @@ class ServeConfig:
         transfer_lease_s: How long a transfer into this node may make no progress.
         store: What a store of cuts may take.
         store_roots: Folders below which clients may have sessions put into stores.
+        http: Where to listen for HTTP, and for whom; None: nowhere.
+        serving: Slots, context and cache.
+
+    Raises:
+        UsageError: It would listen nowhere, or for gRPC without credentials.
     """
 
-    address: Address
+    address: Address | None
     model_dir: Path
     data_dir: Path
-    credentials_dir: Path
+    credentials_dir: Path | None
     directory_url: str
     volume_worst_s: float = VOLUME_WORST_S
     lease_s: float = LEASE_S
@@ -90,6 +100,14 @@ class ServeConfig:
     transfer_lease_s: float = 60.0
     store: Budget = field(default_factory=Budget)
     store_roots: tuple[Path, ...] = ()
+    http: HttpOptions | None = None
+    serving: ServingOptions = field(default_factory=ServingOptions)
+
+    def __post_init__(self) -> None:
+        if self.address is None and self.http is None:
+            raise UsageError("serve: expected an address for gRPC, for HTTP, or for both")
+        if self.address is not None and self.credentials_dir is None:
+            raise UsageError("--grpc: needs --credentials")
 
 
 def prepare_process() -> None:
@@ -121,6 +139,21 @@ def let_grpc_speak() -> None:
     """
     if os.environ.get("GRPC_VERBOSITY") == "NONE":
         os.environ["GRPC_VERBOSITY"] = "INFO"
+
+
+def default_data_dir(model_dir: Path) -> Path:
+    """Where a node keeps its files that was not told: a folder of the user's, one for each model.
+
+    The name of the model's folder is in it for people, and a digest of its place, so that two
+    folders of one name do not meet.
+    """
+    if platform.system() == "Darwin":
+        parent = Path.home() / "Library" / "Application Support"
+    else:
+        parent = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    place = model_dir.resolve()
+    digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:8]
+    return parent / "kvpack" / f"{place.name}-{digest}"
 
 
 def tls13_only() -> bool:

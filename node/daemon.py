@@ -47,18 +47,23 @@ async def _serve(config: ServeConfig, stop_on_stdin_end: bool, fitting: Fitting)
         sys.stdout.write(_announcement(node))
         sys.stdout.flush()
         model = node.sessions.engine.model.name
-        log.info("node %s serves %s on %s", node.name, model, node.address)
+        if node.address is not None:
+            log.info("node %s serves %s on %s", node.name, model, node.address)
+        if node.entrance is not None:
+            log.info("node %s serves %s on %s", node.name, model, node.entrance.url)
         await stop.wait()
-        log.info("stopping")
 
 
 def _announcement(node: Node) -> str:
-    line = {
+    line: dict[str, object] = {
         "node": node.name,
-        "address": str(node.address),
         "pid": os.getpid(),
         "model": node.sessions.engine.model.name,
     }
+    if node.address is not None:
+        line["address"] = str(node.address)
+    if node.entrance is not None:
+        line["http"] = node.entrance.url
     return json.dumps(line) + "\n"
 
 

@@ -38,7 +38,7 @@ class Member:
 
 @contextlib.asynccontextmanager
 async def member(
-    config: ServeConfig, credentials: CredentialsSource, name: str
+    config: ServeConfig, credentials: CredentialsSource | None, name: str
 ) -> AsyncIterator[Member]:
     """Open the directory, register, and renew the lease until the block ends.
 

@@ -13,6 +13,7 @@ from node.bench.service import BenchService, Here
 from node.binding import PackBinding
 from node.config import ServeConfig
 from node.engine_thread import EngineThread
+from node.errors import UsageError
 from node.pb.v1 import bench_pb2_grpc
 from node.server import Fitting, Node
 from node.tier import Tier
@@ -26,8 +27,13 @@ def bench_fitting(model: MadeModel, config: ServeConfig, *, takes: bool) -> Fitt
         model: The rows.
         config: Of the node; its model folder is not looked at.
         takes: Whether it is the other end: then it has the Bench service.
-    """
 
+    Raises:
+        UsageError: The node would have no gRPC.
+    """
+    if config.credentials_dir is None or config.address is None:
+        raise UsageError("bench: needs gRPC and credentials")
+    credentials_dir, host = config.credentials_dir, config.address.host
     held: list[MadeTier] = []
 
     async def load(_: Path) -> EngineThread:
@@ -38,8 +44,8 @@ def bench_fitting(model: MadeModel, config: ServeConfig, *, takes: bool) -> Fitt
         return cast("Tier", held[0]) if takes else None
 
     def serve(server: grpc.aio.Server, node: Node) -> None:
-        gate = Gate(LiveCredentials(config.credentials_dir))
-        here = Here(config.credentials_dir, node.address.host)
+        gate = Gate(LiveCredentials(credentials_dir))
+        here = Here(credentials_dir, host)
         service = BenchService(model, held[0], node.sessions, gate, here)
         bench_pb2_grpc.add_BenchServicer_to_server(service, server)
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from node.config import prepare_process
 
 prepare_process()
+
+# Tests of several folders start nodes with an HTTP port by one harness.
+sys.path.insert(0, str(Path(__file__).parent / "http"))
 
 import directory_support  # noqa: E402 - gRPC reads its environment when it is imported
 import node_support  # noqa: E402

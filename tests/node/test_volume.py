@@ -82,7 +82,7 @@ def test_a_node_on_a_slow_volume_does_not_start_and_binds_nothing(world, monkeyp
             raise AssertionError
 
     slow = Disk(0.06)
-    monkeypatch.setattr("node.server._bind", lambda *_: bound.append(1))
+    monkeypatch.setattr("node.grpc_side.bind", lambda *_: bound.append(1))
     monkeypatch.setattr(
         "node.server.probe_volume",
         lambda folder, limit: probe_volume(folder, limit, slow.reserve, slow.clock_s),

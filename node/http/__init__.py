@@ -1,0 +1,1 @@
+"""The web door: OpenAI's routes and our own over HTTP. It only translates."""

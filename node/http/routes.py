@@ -1,0 +1,13 @@
+"""All routes there are. A route that is not in this list does not exist."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from node.http import health, models
+from node.http.access import Endpoint
+
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    *health.routes(),
+    *models.routes(),
+)

@@ -1,0 +1,138 @@
+"""Events over a response that stays open, as browsers and OpenAI's clients read them.
+
+A write waits for a reader only so long: whoever does not read is cut off, and what feeds the
+stream is told at once, so no slot works for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvpack.errors import KvpackError
+from node.http.errors import Refusal, broken, refusal_of
+from node.http.hangup import ClientGone, stopped, watching
+from node.http.limits import WRITE_S
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+#: While nothing else is said, a comment is, so that no client or proxy gives up.
+PING_S: Final = 5.0
+
+_PING: Final = b": waiting\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+
+_HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+def event(body: object, name: str | None = None) -> bytes:
+    """One event: ``body`` as JSON, under ``name`` if it has one."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """A line that clients skip."""
+    return b": " + text.encode() + b"\n\n"
+
+
+def error_event(refusal: Refusal) -> bytes:
+    """An error inside a stream that has begun: the same body as an answer's."""
+    return event(refusal.body)
+
+
+class EventStream:
+    """An ASGI application that sends what a generator gives, until it ends or the client goes.
+
+    Args:
+        events: Whole events, already encoded. Closed in every case. A ``KvpackError`` of its own
+            becomes an event, made by ``on_error``.
+        on_error: Makes the event of a refusal.
+        headers: Beside those of every stream.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        on_error: Callable[[Refusal], bytes] = error_event,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._events = events
+        self._on_error = on_error
+        self._headers = [
+            *_HEADERS,
+            *((name.lower().encode(), value.encode()) for name, value in (headers or {}).items()),
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the head at once, then each event as it comes.
+
+        Raises:
+            ClientGone: The client went, or does not read.
+        """
+        start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+        async with contextlib.aclosing(self._events) as events, watching(receive) as leaving:
+            await _write(send, start)
+            async for part in _with_pings(self._guarded(events), leaving):
+                await _write(send, {"type": "http.response.body", "body": part, "more_body": True})
+            await _write(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _guarded(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The events, and if they end in an error, that as the last one."""
+        try:
+            async for part in events:
+                yield part
+        except KvpackError as error:
+            log.info("a stream ended: %s", error)
+            yield self._on_error(refusal_of(error))
+        except Exception:
+            log.exception("a stream failed")
+            yield self._on_error(broken())
+
+
+async def _with_pings(
+    events: AsyncIterator[bytes], leaving: asyncio.Task[None]
+) -> AsyncIterator[bytes]:
+    """The events, and a comment whenever none came for a while.
+
+    Raises:
+        ClientGone: ``leaving`` is done.
+    """
+    while True:
+        following = asyncio.ensure_future(anext(events))
+        try:
+            while not following.done():
+                await asyncio.wait(
+                    {following, leaving}, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if leaving.done():
+                    raise ClientGone
+                if not following.done():
+                    yield _PING
+            part = following.result()
+        except StopAsyncIteration:
+            return
+        finally:
+            await stopped(following)
+        yield part
+
+
+async def _write(send: Send, message: dict[str, object]) -> None:
+    try:
+        async with asyncio.timeout(WRITE_S):
+            await send(message)
+    except TimeoutError:
+        log.info("a reader did not read for %.0f s: cut off", WRITE_S)
+        raise ClientGone from None
