@@ -66,6 +66,8 @@ class Session(Stream):
         woken: Where it was brought back from last; None: never.
         pinned: Readers of its rows that do not hold the lock: it does not fall asleep.
         used: When it was held last, as a number that grows.
+        rewrites: How often known tokens were replaced here. Whoever reads rows or tokens without
+            the lock has read two contexts if it changes meanwhile.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Session(Stream):
         self.woken: Base | None = None
         self.pinned = 0
         self.used = 0
+        self.rewrites = 0
 
     def __repr__(self) -> str:
         return f"Session({self.session_id!r}, {self.phase.value}, {len(self.token_ids)} tokens)"
@@ -131,6 +134,31 @@ class Session(Stream):
         self.generation = generation
         self.extend(token_ids)
 
+    def go_on(self, token_ids: Sequence[int]) -> None:
+        """Be the context ``token_ids``, which goes on from this one. Computes nothing.
+
+        It begins with all known tokens, or at least with all computed ones. What is known and not
+        computed may differ: the token that ended an answer may be none that a template writes.
+
+        Raises:
+            LimitError: An id is outside the vocabulary.
+            SessionStateError: It does not go on from this one, or overflows. Nothing changed.
+        """
+        known = self.next_index
+        if self.token_ids == list(token_ids[:known]):
+            self.extend(token_ids[known:])
+            return
+        position = self.position
+        if not self.holds_beginning_of(token_ids):
+            raise SessionStateError(
+                f"session {self.session_id}: its {position} computed tokens are no beginning of "
+                f"the {len(token_ids)} that were given"
+            )
+        self._require_room(position, token_ids[position:])
+        del self.token_ids[position:]
+        self.rewrites += 1
+        self.extend(token_ids[position:])
+
     def rebuild(self, staged: Stream) -> None:
         """Go on in the context that ``staged`` holds: a swap, on the engine thread; cannot fail.
 
@@ -140,6 +168,7 @@ class Session(Stream):
         self.decoding, self.trail = staged.decoding, staged.trail
         self.told_index, self._last = self.next_index, None
         self.revision += 1
+        self.rewrites += 1
         self.context_epoch += 1
 
     def fall_asleep(self, empty: Generation) -> None:

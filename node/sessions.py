@@ -162,7 +162,12 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def hold(
-        self, session_id: str, token: OwnershipToken, wait_s: float = HOLD_S
+        self,
+        session_id: str,
+        token: OwnershipToken,
+        wait_s: float = HOLD_S,
+        *,
+        wake: bool = True,
     ) -> AsyncIterator[Session]:
         """The session, for one operation under ``token``.
 
@@ -170,6 +175,7 @@ class Sessions:
             session_id: Which.
             token: What the caller believes that this node owns it by.
             wait_s: How long the operation before may take, in seconds.
+            wake: Whether the operation needs the rows of a session that is asleep.
 
         Raises:
             SessionNotFoundError: It does not live here.
@@ -196,7 +202,7 @@ class Sessions:
             self.lease.require(mark)
             self._uses += 1
             session.used = self._uses
-            if session.asleep and self.waker is not None:
+            if wake and session.asleep and self.waker is not None:
                 await self.waker.wake(session)
             yield session
             if session.phase is not Phase.GONE:
@@ -214,8 +220,10 @@ class Sessions:
 
     async def work_off(self, session: Session) -> None:
         """Compute the backlog, one grid call after the other. The caller holds the session."""
-        for call_tokens in await self.engine.call(session.backlog_calls):
-            await self.engine.call(session.prefill_next, call_tokens)
+        while not session.is_worked_off:
+            async with self.engine.pace.prefill_turn() as grid_tokens:
+                call_tokens = session.backlog_call(grid_tokens)
+                await self.engine.call(session.prefill_next, call_tokens)
 
     async def generate(
         self, session_id: str, token: OwnershipToken, resume_index: int, max_tokens: int
@@ -234,14 +242,16 @@ class Sessions:
                     f"resume index {resume_index}: expected 1 to {session.next_index}"
                 )
             await self.work_off(session)
-        for index in range(resume_index, resume_index + max_tokens):
-            async with self.hold(session_id, token) as session:
-                if index < session.next_index:
-                    decoded = session.recall(index)
-                else:
-                    decoded = await self.engine.call(session.decode_next)
-                session.told_index = max(session.told_index, index + 1)
-            yield session.token, decoded
+        with self.engine.pace.decoding() as decoder:
+            for index in range(resume_index, resume_index + max_tokens):
+                async with self.hold(session_id, token) as session:
+                    if index < session.next_index:
+                        decoded = session.recall(index)
+                    else:
+                        decoder.stepped()
+                        decoded = await self.engine.call(session.decode_next)
+                    session.told_index = max(session.told_index, index + 1)
+                yield session.token, decoded
 
     async def close(self, session: Session) -> None:
         """Give the session up and remove its entry. The caller holds the session."""

@@ -92,19 +92,22 @@ class Stream:
             LimitError: An id is outside the vocabulary.
             SessionStateError: The context would overflow. Nothing changed.
         """
-        limit = self.generation.layout.max_context_tokens
-        if self.next_index + len(token_ids) > limit:
-            raise SessionStateError(
-                f"the context holds {limit} tokens; {self.next_index} are known and "
-                f"{len(token_ids)} were given"
-            )
-        if token_ids and max(token_ids) >= self._vocab_size:
-            raise LimitError("token_ids", f"ids below {self._vocab_size}", "an id outside")
+        self._require_room(self.next_index, token_ids)
         if token_ids:
             sampler = self.decoding.sampler.observe(token_ids)
             self.decoding = dataclasses.replace(self.decoding, sampler=sampler)
             self.token_ids.extend(token_ids)
             self.told_index = self.next_index
+
+    def _require_room(self, known: int, token_ids: Sequence[int]) -> None:
+        limit = self.generation.layout.max_context_tokens
+        if known + len(token_ids) > limit:
+            raise SessionStateError(
+                f"the context holds {limit} tokens; {known} are known and "
+                f"{len(token_ids)} were given"
+            )
+        if token_ids and max(token_ids) >= self._vocab_size:
+            raise LimitError("token_ids", f"ids below {self._vocab_size}", "an id outside")
 
     def holds_beginning_of(self, token_ids: Sequence[int]) -> bool:
         """Whether all computed tokens, and the boundary token after them, are ``token_ids``'."""

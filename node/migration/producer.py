@@ -33,7 +33,7 @@ from kvpack.snapshot import Tile, TileSpec
 from node import fault_points
 from node.binding import PackBinding
 from node.engine_thread import EngineThread
-from node.errors import SessionFrozenError
+from node.errors import SessionFrozenError, TransferFailedError
 from node.migration.tape import Item, Tape, TokenRange
 from node.migration.wire import encode_object, object_frame
 from node.packs import manifest_blob, state_bytes
@@ -108,6 +108,7 @@ class Producer:
         self._binding = binding
         self.session = session
         self._freeze = freeze
+        self._rewrites = session.rewrites
         self._kept: dict[Item, Tile] = {}
         self._scratch: list[bytearray] = []
         self._rows = RowSealer(binding.context, binding.layout, codec)
@@ -191,6 +192,7 @@ class Producer:
                 break
             # Nothing is left but what is not whole yet. Where the session stands now is the cut.
             if await self._freeze():
+                self._require_one_context()
                 self.zero_s = time.monotonic()
                 tape.close(self.session.next_index - 1)
                 fault_points.reach("source.frozen")
@@ -200,6 +202,14 @@ class Producer:
                     f"session {self.session.session_id}: busy for {FREEZE_S:.0f} s; no time to cut"
                 )
         return index < len(tape.items)
+
+    def _require_one_context(self) -> None:
+        """A live session may be given another context while it is sent: then nothing fits."""
+        if self.session.rewrites != self._rewrites:
+            raise TransferFailedError(
+                f"session {self.session.session_id}: its context was replaced while it was sent; "
+                "it serves here as before"
+            )
 
     def _note_state(self, cut: int) -> None:
         """Keep what the session is before its boundary call: sent again, it is the same bytes."""
@@ -222,8 +232,9 @@ class Producer:
     async def _compute(self, rows: int) -> None:
         """Compute known tokens, one grid call after the other, until ``rows`` rows exist."""
         while self.session.position < rows:
-            calls = await self._engine.call(self.session.backlog_calls)
-            self.zero_s = await self._engine.call(_prefill, self.session, calls[0])
+            async with self._engine.pace.prefill_turn() as grid_tokens:
+                call_tokens = self.session.backlog_call(grid_tokens)
+                self.zero_s = await self._engine.call(_prefill, self.session, call_tokens)
             for report in self._watchers:
                 report()
 
@@ -236,6 +247,7 @@ class Producer:
         specs = [i for i in items if isinstance(i, TileSpec) and i not in tiles]
         if specs:
             read = await self._engine.call(_read_tiles, self.session, specs)
+            self._require_one_context()
             tiles.update(zip(specs, read, strict=True))
         for item, tile in tiles.items():
             if self.tape.overwritten_next(item):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from node.metrics.histogram import Histogram
 from node.serving.order import Rung
 
 
@@ -26,6 +27,9 @@ class Counts:
         prefilled_tokens: All prompt tokens computed, also of answers that did not finish.
         restored_bytes: Plaintext of rows brought back, also for answers that did not finish.
         rebuilds: Contexts of sessions that were rebuilt and swapped in.
+        continuations: Answers that went on in the live state of a session or of a slot.
+        queued_s: Waits for a slot.
+        first_token_s: Waits for a first token, from the submission on.
     """
 
     submitted: int = 0
@@ -41,6 +45,9 @@ class Counts:
     prefilled_tokens: int = 0
     restored_bytes: int = 0
     rebuilds: int = 0
+    continuations: int = 0
+    queued_s: Histogram = field(default_factory=Histogram)
+    first_token_s: Histogram = field(default_factory=Histogram)
 
     @property
     def ended(self) -> int:

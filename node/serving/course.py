@@ -41,6 +41,7 @@ from node.serving.slots import Held, Slot, SlotState
 from node.stream import Decoded, Stream
 
 if TYPE_CHECKING:
+    from node.session import Session
     from node.sessions import Sessions
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class Course:
         self._start = Start()
         self._trail: Trail = NoTrail()
         self._generated = 0
+        self._pinned: Session | None = None
 
     async def answer(self) -> Finished:
         """Make the answer.
@@ -189,31 +191,46 @@ class Course:
         """A session that goes on; a new one begins from what is kept."""
         owned, order = Owned(self._sessions(), ref), self._order
         async with owned.held() as session:
-            known = session.next_index
-            if order.token_ids[:known] != tuple(session.token_ids):
-                raise SessionStateError(
-                    f"session {ref.session_id}: its {known} known tokens are no beginning of "
-                    f"the {len(order.token_ids)} that were ordered"
-                )
-        base = await self._base(0) if known == 0 else None
+            self._pin(session)
+            is_new = session.next_index == 0
+        base = await self._base(0) if is_new else None
         async with owned.held() as session:
             call = self._tools.call
-            if base is None:
-                self._start = Start(session.position, Rung.CURRENT, MissReason.NONE)
-            elif base.position:
+            if base is not None and base.position:
                 await call(session.begin_from, base.generation, order.token_ids[: base.position])
-            await call(session.extend, order.token_ids[session.next_index :])
+            base = base or self._woken(session)
+            await call(session.go_on, order.token_ids)
             session.decoding = order.decoding
             self._follow(session, base)
         self._slot.stream = session
         return owned
 
+    def _woken(self, session: Session) -> Base | None:
+        """What the session was brought back from for this answer; None: it was live."""
+        base, session.woken = session.woken, None
+        if base is None:
+            self._start = Start(session.position, Rung.CURRENT, MissReason.NONE)
+        else:
+            self._start = Start(session.position, base.rung, base.miss, base.restored_bytes)
+        return base
+
+    def _pin(self, session: Session) -> None:
+        """Keep its rows in memory until the answer is over."""
+        session.pinned += 1
+        self._pinned = session
+
+    def unpin(self) -> None:
+        """The answer is over."""
+        if self._pinned is not None:
+            self._pinned.pinned -= 1
+            self._pinned = None
+
     async def _rebuilt(self, ref: SessionRef) -> Access:
         """A session in a context that is computed beside it and then swapped in."""
         owned = Owned(self._sessions(), ref)
         # Who does not own it may not make this node compute anything.
-        async with owned.held():
-            pass
+        async with owned.held() as session:
+            self._pin(session)
         base = await self._base(0)
         staged = self._stream_from(base)
         if self._start.miss in (MissReason.COLD, MissReason.INPUT_CHANGED):
@@ -330,6 +347,9 @@ class Course:
             counts.prompt_tokens += prompt
             counts.cached_tokens[start.rung] += start.cached_tokens
             counts.evaluated_tokens += prompt - start.cached_tokens
+            counts.continuations += start.rung is Rung.CURRENT
+            counts.queued_s.add((run.started_s or run.submitted_s) - run.submitted_s)
+            counts.first_token_s.add(run.first_token_s - run.submitted_s)
 
     async def _finish(self, stream: Stream, reason: FinishReason) -> Finished:
         """The last event. The next turn may come as soon as it is out, so the cut comes before."""

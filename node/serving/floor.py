@@ -252,6 +252,7 @@ class Floor:
     def _over(self, run: Run, slot: Slot, course: Course, task: asyncio.Task[Finished]) -> None:
         """The task of ``run`` has ended. The one place where a slot becomes free."""
         del self._tasks[run]
+        course.unpin()
         left = course.left()
         slot.run, slot.stream, slot.state = None, None, SlotState.IDLE
         if left is not None:
