@@ -20,13 +20,12 @@ from node.metrics.histogram import Histogram
 from node.metrics.recorder import Recorder
 from node.metrics.views import (
     Direction,
-    HealthState,
-    LadderView,
     LeaseView,
     NodeStatus,
-    SlotState,
 )
+from node.serving.health import HealthState
 from node.serving.order import MissReason, Rung
+from node.serving.slots import SlotState
 
 
 def families(status: NodeStatus, recorder: Recorder) -> Iterator[Metric]:
@@ -36,8 +35,10 @@ def families(status: NodeStatus, recorder: Recorder) -> Iterator[Metric]:
     yield from _sessions(status)
     if status.lease is not None:
         yield from _lease(status.lease)
-    yield from _answers(recorder)
-    yield from _cache(status.ladder, recorder)
+    yield from _answers(status)
+    yield from _doors(recorder)
+    yield from _cache(status)
+    yield from _remote(status)
     yield from _moves(status, recorder)
     yield _counter(
         "kvpack_pack_verify_failures",
@@ -45,7 +46,7 @@ def families(status: NodeStatus, recorder: Recorder) -> Iterator[Metric]:
         ("origin",),
         {
             **{(where,): n for where, n in recorder.verify_failures.items()},
-            ("cut",): status.ladder.damaged,
+            ("cut",): status.accounts.damaged,
         },
     )
 
@@ -77,9 +78,7 @@ def _floor(status: NodeStatus) -> Iterator[Metric]:
     yield slots
     yield _gauge("kvpack_queue_waiting", "Orders that wait for a slot.", floor.waiting)
     yield _gauge("kvpack_queue_limit", "Orders that may wait for a slot.", floor.waiting_max)
-    yield _gauge(
-        "kvpack_staging_busy", "1 while a context is being rebuilt.", float(floor.staging_busy)
-    )
+    yield _gauge("kvpack_staging_busy", "1 while a context is being rebuilt.", float(floor.staging))
 
 
 def _sessions(status: NodeStatus) -> Iterator[Metric]:
@@ -111,34 +110,57 @@ def _lease(lease: LeaseView) -> Iterator[Metric]:
     )
 
 
-def _answers(recorder: Recorder) -> Iterator[Metric]:
+def _answers(status: NodeStatus) -> Iterator[Metric]:
+    counts = status.counts
     yield _counter(
-        "kvpack_answers", "Answers, by how they ended.", ("outcome",), _by_word(recorder.runs)
+        "kvpack_answers_submitted", "Answers that were taken on.", (), {(): counts.submitted}
     )
-    sources = {rung.value: 0 for rung in Rung if rung is not Rung.NONE}
-    tokens = {"computed": 0, **sources, **recorder.prompt_tokens}
+    yield _counter(
+        "kvpack_answers",
+        "Answers that are over, by how they ended.",
+        ("outcome",),
+        _by_word(
+            {
+                "finished": counts.finished,
+                "cancelled": counts.cancelled,
+                "stalled": counts.stalled,
+                "failed": counts.failed,
+                "refused": counts.refused,
+            }
+        ),
+    )
+    cached = {rung.value: n for rung, n in counts.cached_tokens.items() if rung is not Rung.NONE}
     yield _counter(
         "kvpack_prompt_tokens",
-        "Prompt tokens of finished answers, by where their rows came from; in all as usage says.",
+        "Tokens of answered prompts, by where their rows came from; in all as usage says.",
         ("source",),
-        _by_word({word: n for word, n in tokens.items() if word != Rung.NONE.value}),
+        _by_word({"computed": counts.evaluated_tokens, **cached}),
     )
     yield _counter(
-        "kvpack_generated_tokens", "Tokens given out.", (), {(): recorder.generated_tokens}
-    )
-    yield _histogram(
-        "kvpack_first_token_seconds", "From a request to its first token.", (),
-        {(): recorder.first_token_s},
+        "kvpack_prefilled_tokens", "Prompt tokens computed, also for answers that did not finish.",
+        (), {(): counts.prefilled_tokens},
     )  # fmt: skip
-    yield _histogram(
-        "kvpack_queue_seconds", "From a request until it had a slot.", (), {(): recorder.queued_s}
-    )
+    yield _counter(
+        "kvpack_generated_tokens", "Tokens generated, also of answers that did not finish.",
+        (), {(): counts.generated_tokens},
+    )  # fmt: skip
+    yield _counter(
+        "kvpack_context_rebuilds", "Contexts of sessions that were rebuilt and swapped in.",
+        (), {(): counts.rebuilds},
+    )  # fmt: skip
+
+
+def _doors(recorder: Recorder) -> Iterator[Metric]:
     yield _counter(
         "kvpack_http_answers",
         "HTTP answers, by door and class of status.",
         ("door", "status"),
         recorder.answered,
     )
+    yield _histogram(
+        "kvpack_http_seconds", "From the head of a request to the last byte of its answer.",
+        ("door",), {(door,): seconds for door, seconds in recorder.answer_s.items()},
+    )  # fmt: skip
     yield _counter(
         "kvpack_refusals",
         "What was asked for and not done, by stable word.",
@@ -147,48 +169,69 @@ def _answers(recorder: Recorder) -> Iterator[Metric]:
     )
 
 
-def _cache(ladder: LadderView, recorder: Recorder) -> Iterator[Metric]:
+def _cache(status: NodeStatus) -> Iterator[Metric]:
+    accounts, ladder = status.accounts, status.ladder
     yield _counter(
-        "kvpack_cache_lookups", "Finished answers that asked for kept rows.", (),
-        {(): sum(recorder.lookups.values())},
+        "kvpack_cache_lookups", "How often it was asked where an answer can begin.", (),
+        {(): sum(accounts.begun.values())},
     )  # fmt: skip
     yield _counter(
         "kvpack_cache_hits",
-        "Those that began from kept rows, by where they were held.",
+        "How often kept rows were begun from, by where they were held.",
         ("rung",),
-        {(rung.value,): recorder.lookups[rung] for rung in Rung if rung is not Rung.NONE},
+        {(rung.value,): accounts.begun[rung] for rung in (Rung.RESIDENT, Rung.DURABLE)},
     )
     yield _counter(
         "kvpack_cache_misses",
-        "Finished answers by why not the whole prefix was held; none: nothing was missed.",
+        "By why not the whole prefix was held; none: nothing was missed but new tokens.",
         ("reason",),
-        {(reason.value,): recorder.misses[reason] for reason in MissReason},
+        {(reason.value,): accounts.misses[reason] for reason in MissReason},
     )
     yield _counter(
-        "kvpack_session_continuations", "Answers that went on in a session's live state.", (),
-        {(): recorder.continuations},
+        "kvpack_session_continuations", "Answers that went on in a live state. No cache hits.", (),
+        {(): accounts.begun[Rung.CURRENT]},
     )  # fmt: skip
+    restored = accounts.restored_bytes - accounts.memory_bytes
     yield _counter(
-        "kvpack_remote_prefills",
-        "Long prompts for a producer node: fresh from there, or computed here after all.",
-        ("outcome",),
-        _by_word(recorder.remote),
+        "kvpack_cache_restored_bytes",
+        "Plaintext of rows that were brought back, by manifests, and from where.",
+        ("rung",),
+        {("resident",): accounts.memory_bytes, ("durable",): restored},
     )
     yield _counter(
-        "kvpack_cache_restored_bytes", "Plaintext of rows that were brought back.", (),
-        {(): recorder.restored_bytes},
+        "kvpack_cache_evictions", "Kept cuts that went, by why.", ("cause",),
+        {("no_room",): accounts.evicted, ("superseded",): accounts.superseded},
     )  # fmt: skip
-    yield _counter(
-        "kvpack_cache_evictions", "Chunks that made room in memory.", (), {(): ladder.evictions}
-    )
     yield _gauge("kvpack_cache_resident_bytes", "Rows held in memory.", ladder.resident_bytes)
     yield _gauge(
         "kvpack_cache_resident_limit_bytes", "What they may take.", ladder.resident_bytes_max
     )
-    yield _gauge("kvpack_cuts_pending", "Cuts on their way to the store.", ladder.cuts_pending)
+    yield _gauge("kvpack_cuts_pending", "Cuts on their way to the store.", ladder.pending)
     yield _counter(
         "kvpack_cuts", "Cuts that were due, by what became of them.", ("outcome",),
-        {("kept",): ladder.cuts_kept, ("dropped",): ladder.cuts_dropped},
+        {("published",): accounts.published, ("dropped",): accounts.dropped},
+    )  # fmt: skip
+    yield _counter(
+        "kvpack_cuts_written_bytes", "Bytes of chunks that were written for cuts.", (),
+        {(): accounts.published_bytes},
+    )  # fmt: skip
+
+
+def _remote(status: NodeStatus) -> Iterator[Metric]:
+    """Fresh remote prefills are no hits: they stand apart."""
+    remote = status.remote
+    rows = {"arrived": 0} if remote is None else {"arrived": remote.arrived}
+    if remote is not None:
+        rows |= {reason.value: count for reason, count in remote.fallbacks.items()}
+    yield _counter(
+        "kvpack_remote_prefills",
+        "Prompts for a producer node: arrived from there, or why they were computed here.",
+        ("outcome",),
+        _by_word(rows),
+    )
+    yield _counter(
+        "kvpack_remote_prefill_bytes", "Plaintext of rows that a producer node computed.", (),
+        {(): 0 if remote is None else remote.row_bytes},
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ class MemoryShape:
         window_layers: Layers that see a window.
         full_row_bytes: Bytes of one token in all full layers.
         full_layers: Layers that see everything.
+        full_is_nope: Whether none of them rotates its keys.
         context_tokens: The longest context.
     """
 
@@ -23,6 +24,7 @@ class MemoryShape:
     window_layers: int
     full_row_bytes: int
     full_layers: int
+    full_is_nope: bool
     context_tokens: int
 
     @classmethod
@@ -36,6 +38,7 @@ class MemoryShape:
         return cls(
             tuple(sorted(groups.items())), len(layout.layers) - len(full),
             sum(layout.row_bytes(index) for index in full), len(full),
+            all(layout.layers[index].rope is None for index in full),
             layout.max_context_tokens,
         )  # fmt: skip
 

@@ -7,11 +7,15 @@ metrics never read them.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from kvpack.limits import check_range
 from node.metrics.memory import MemoryShape
+from node.serving.counts import Counts
+from node.serving.health import HealthState
+from node.serving.ladder.accounts import Accounts
+from node.serving.producer import RemoteCounts
+from node.serving.view import FloorView
 
 #: What one page shows of each list. A node holds 64 sessions and knows as many peers as it pins.
 SESSIONS_SHOWN: Final = 128
@@ -19,98 +23,23 @@ NODES_SHOWN: Final = 32
 MOVES_SHOWN: Final = 16
 REFUSALS_SHOWN: Final = 12
 
-_COUNT_MAX: Final = (1 << 63) - 1
-
-
-class HealthState(enum.Enum):
-    """Whether a node answers."""
-
-    OK = "ok"
-    LOADING = "loading"
-    DRAINING = "draining"
-    UNHEALTHY = "unhealthy"
-
-
-class SlotState(enum.Enum):
-    """What a slot does."""
-
-    IDLE = "idle"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    PAUSED = "paused"  # its reader does not read
-
-
-@dataclass(frozen=True, slots=True)
-class SlotView:
-    """One slot.
-
-    Attributes:
-        number: From 0 on.
-        state: What it does.
-        position: Tokens that stand in its planes.
-        target_tokens: Tokens of the prompt, while it is computed; else equal to ``position``.
-        generated_tokens: Of the present answer.
-        holds_rows: False where the rows are a session's, which counts them itself.
-    """
-
-    number: int
-    state: SlotState
-    position: int = 0
-    target_tokens: int = 0
-    generated_tokens: int = 0
-    holds_rows: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("number", "position", "target_tokens", "generated_tokens"):
-            check_range(f"slot.{name}", getattr(self, name), 0, _COUNT_MAX)
-
-
-@dataclass(frozen=True, slots=True)
-class FloorView:
-    """Slots and queue.
-
-    Attributes:
-        slots: In order of their numbers.
-        waiting: Orders that wait for a slot.
-        waiting_max: More are sent away.
-        staging_busy: Whether a context is being rebuilt.
-    """
-
-    slots: tuple[SlotView, ...] = ()
-    waiting: int = 0
-    waiting_max: int = 0
-    staging_busy: bool = False
-
-    def __post_init__(self) -> None:
-        check_range("floor.waiting", self.waiting, 0, _COUNT_MAX)
-        check_range("floor.waiting_max", self.waiting_max, 0, _COUNT_MAX)
-
-    def busy(self) -> int:
-        """Slots that work on an answer."""
-        return sum(1 for slot in self.slots if slot.state is not SlotState.IDLE)
+#: A node that serves nothing yet.
+NO_FLOOR: Final = FloorView(HealthState.LOADING, "", (), 0, 0, False)
 
 
 @dataclass(frozen=True, slots=True)
 class LadderView:
-    """What is kept for reuse, and what became of it so far.
+    """What is kept for reuse.
 
     Attributes:
         resident_bytes: Rows held in memory.
         resident_bytes_max: What they may take.
-        evictions: Chunks that made room in memory.
-        cuts_kept: Cuts that are durable.
-        cuts_dropped: Cuts that were due and not kept, since too many waited.
-        cuts_pending: Cuts under way.
-        damaged: Cuts that were there and did not verify.
+        pending: Cuts on their way to the store.
     """
 
     resident_bytes: int = 0
     resident_bytes_max: int = 0
-    evictions: int = 0
-    cuts_kept: int = 0
-    cuts_dropped: int = 0
-    cuts_pending: int = 0
-    damaged: int = 0
+    pending: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,13 +195,17 @@ class NodeStatus:
         encoding: Of the rows.
         version: Of this program.
         health: Whether it answers.
-        health_detail: Why not, in one sentence; no text of any session.
+        why: What made it unhealthy, if it is.
         started_at_s: When it began, seconds since 1970.
         uptime_s: Since then, on a clock that nobody sets.
         lease: Its lease; None where it holds none.
         memory: What rows take.
         floor: Slots and queue.
+        counts: What the slots did so far. Not a copy: it goes on.
+        tokens_per_s: Generated lately.
         ladder: What is kept for reuse.
+        accounts: What the ladder did so far. Not a copy: it goes on.
+        remote: What remote prefill came to; None where it is off.
         sessions: Those of this node first; at most ``SESSIONS_SHOWN``.
         sessions_owned: Of this node, shown or not.
         sessions_max: What it may own.
@@ -285,13 +218,17 @@ class NodeStatus:
     encoding: str
     version: str
     health: HealthState
-    health_detail: str
+    why: str
     started_at_s: float
     uptime_s: float
     lease: LeaseView | None
     memory: MemoryShape | None
-    floor: FloorView = FloorView()
+    floor: FloorView = NO_FLOOR
+    counts: Counts = field(default_factory=Counts)
+    tokens_per_s: float = 0.0
     ladder: LadderView = LadderView()
+    accounts: Accounts = field(default_factory=Accounts)
+    remote: RemoteCounts | None = None
     sessions: tuple[SessionView, ...] = ()
     sessions_owned: int = 0
     sessions_max: int = 0
@@ -301,7 +238,11 @@ class NodeStatus:
     def positions(self) -> list[int]:
         """Tokens in the planes of every session and slot that holds rows here."""
         held = [session.position for session in self.sessions if _holds_rows(session)]
-        slots = [slot.position for slot in self.floor.slots if slot.holds_rows and slot.position]
+        slots = [
+            slot.computed_tokens
+            for slot in self.floor.slots
+            if slot.computed_tokens and not slot.in_session
+        ]
         return held + slots
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,13 +11,12 @@ from kvpack import __version__
 from kvpack.layout import CacheLayout
 from node.lease import NodeLease
 from node.metrics.memory import MemoryShape
-from node.metrics.moves import MoveLog
+from node.metrics.moves import MoveLog, Speed
 from node.metrics.peers import Peers
 from node.metrics.recorder import Recorder
 from node.metrics.views import (
+    NO_FLOOR,
     SESSIONS_SHOWN,
-    FloorView,
-    HealthState,
     LadderView,
     LeaseView,
     NodeStatus,
@@ -25,6 +24,11 @@ from node.metrics.views import (
     SessionView,
     Standing,
 )
+from node.serving.counts import Counts
+from node.serving.health import HealthState
+from node.serving.ladder.accounts import Accounts
+from node.serving.producer import RemoteCounts
+from node.serving.view import FloorView
 from node.session import Phase, Session
 from node.sessions import SESSIONS_MAX, Sessions
 from node.transient import is_transient
@@ -52,17 +56,21 @@ class Parts:
         moves: What comes and goes.
         peers: The other nodes.
         floor: Slots and queue, at this moment.
+        counts: What the slots did.
         ladder: What is kept, at this moment.
-        dormant: Sessions whose rows lie in the store, at this moment.
+        accounts: What the ladder did.
+        remote: What remote prefill came to; None where it is off.
     """
 
     model: ModelFacts
     sessions: Sessions
     moves: MoveLog
     peers: Peers | None = None
-    floor: Callable[[], FloorView] = FloorView
+    floor: Callable[[], FloorView] = lambda: NO_FLOOR
+    counts: Counts = field(default_factory=Counts)
     ladder: Callable[[], LadderView] = LadderView
-    dormant: Callable[[], Iterable[SessionView]] = tuple
+    accounts: Accounts = field(default_factory=Accounts)
+    remote: RemoteCounts | None = None
 
 
 @dataclass(slots=True)
@@ -84,6 +92,7 @@ class Watcher:
     parts: Parts | None = None
     _started_at_s: float = field(default_factory=time.time)
     _started_s: float = field(default_factory=time.monotonic)
+    _speed: Speed = field(default_factory=Speed)
 
     def status(self) -> NodeStatus:
         """The node as it is now. Reads only; waits for nothing."""
@@ -96,7 +105,12 @@ class Watcher:
                 None, None, nodes=(NodeView(self.node, True, address=self.address),),
             )  # fmt: skip
         sessions = parts.sessions
-        owned = [*_live(sessions), *parts.dormant()]
+        # The one that was used last first.
+        owned = [
+            _view(one, sessions.node)
+            for one in reversed(sessions.all())
+            if not is_transient(one.session_id)
+        ]
         elsewhere = parts.peers.sessions if parts.peers is not None else ()
         lease = _lease(sessions.lease, sessions)
         here = NodeView(self.node, True, lease.left_s, len(owned), self.address)
@@ -105,7 +119,11 @@ class Watcher:
             self.node, parts.model.name, layout.encoding.value, __version__, state, detail,
             self._started_at_s, uptime_s, lease, MemoryShape.of(layout),
             floor=parts.floor(),
+            counts=parts.counts,
+            tokens_per_s=self._speed.look(time.monotonic(), parts.counts.generated_tokens),
             ladder=parts.ladder(),
+            accounts=parts.accounts,
+            remote=parts.remote,
             sessions=(*owned, *elsewhere)[:SESSIONS_SHOWN],
             sessions_owned=len(owned),
             sessions_max=SESSIONS_MAX,
@@ -114,15 +132,12 @@ class Watcher:
         )  # fmt: skip
 
 
-def _live(sessions: Sessions) -> list[SessionView]:
-    page, _ = sessions.page("", SESSIONS_MAX)
-    return [_view(one, sessions.node) for one in page if not is_transient(one.session_id)]
-
-
 def _view(session: Session, node: str) -> SessionView:
-    frozen = session.phase is Phase.FROZEN
+    standing = Standing.DORMANT if session.asleep else Standing.SERVING
+    if session.phase is Phase.FROZEN:
+        standing = Standing.HANDING_OVER
     return SessionView(
-        session.session_id, node, Standing.HANDING_OVER if frozen else Standing.SERVING,
+        session.session_id, node, standing,
         session.position, session.next_index, session.context_epoch,
     )  # fmt: skip
 
