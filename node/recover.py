@@ -38,7 +38,7 @@ from node.migration.spool import private_paths
 from node.migration.table import TargetState
 from node.migration.target import Transfers
 from node.packs import require_engine_rows
-from node.remembered import Memory, Remembered, recalled
+from node.remembered import Memory, recalled
 from node.session import Session
 from node.state import SessionState, decode_sampler, decode_state
 from node.stores import StoreRoots
@@ -109,8 +109,7 @@ async def recover(
             continue
         name = newer or packs.get(entry.session_id)
         pack = None if name is None else target.spool_dir / name
-        remembered = None if memory is None else await memory.recall(entry.session_id)
-        if await _restore(target, entry, pack, remembered):
+        if await _restore(target, entry, pack, memory):
             restored.append(entry.session_id)
         elif entry.session_id not in claimed:
             lost.append(entry.session_id)
@@ -220,13 +219,14 @@ def _remove_leftovers(folder: Path, known: set[str]) -> None:
 
 
 async def _restore(
-    target: Target, entry: Ownership, pack: Path | None, remembered: Remembered | None
+    target: Target, entry: Ownership, pack: Path | None, memory: Memory | None
 ) -> bool:
     """Take the session over from the process before, then bring it back from what there is.
 
     The raised revision fences a process of this name that is only paused, and tells clients that
     what they were told since the last published cut may be gone.
     """
+    remembered = None if memory is None else await memory.recall(entry.session_id, None)
     if pack is None and remembered is None:
         return False
     try:
@@ -238,7 +238,9 @@ async def _restore(
             await _let_go(target, entry.session_id, pack.name)
         return False
     session = None if pack is None else await _loaded(target, entry, pack)
-    if remembered is not None and (session is None or session.revision < remembered.revision):
+    if session is not None and memory is not None:
+        remembered = await memory.recall(entry.session_id, session)
+    if remembered is not None:
         session = await recalled(target.engine, session or await _empty(target, entry), remembered)
     if session is None:
         return False

@@ -41,8 +41,8 @@ class Remembered:
 class Memory(Protocol):
     """Whoever remembers sessions."""
 
-    async def recall(self, session_id: str) -> Remembered | None:
-        """The session of that id; None where nothing is remembered of it.
+    async def recall(self, session_id: str, loaded: Session | None) -> Remembered | None:
+        """The session of that id; None where nothing is, or nothing newer than ``loaded``.
 
         Raises:
             RecordsError: It could not be read: nothing older may be served instead.

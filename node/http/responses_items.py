@@ -6,39 +6,19 @@ an id, drawn once; it stays with the message wherever that goes.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from node.http.errors import ApiError, bad_request
+from node.serving.said import Said, new_id
 
 #: What a client may add in one request.
 ITEMS_MAX: Final = 4096
 
-_ID_BYTES: Final = 24
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _TEXT_PARTS: Final = ("input_text", "output_text", "text")
 
 JsonObject = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Said:
-    """One message of a chat, and the ids of the items that it is.
-
-    Attributes:
-        ids: One for its text if it has any, then one for each tool call.
-        message: As chat completions write it.
-    """
-
-    ids: tuple[str, ...]
-    message: Mapping[str, Any]
-
-
-def new_id(prefix: str) -> str:
-    """An id that nobody can guess."""
-    return f"{prefix}_{secrets.token_hex(_ID_BYTES)}"
 
 
 def said_in(given: object, param: str = "input") -> list[Said]:

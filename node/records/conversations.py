@@ -36,6 +36,10 @@ def make_conversation(
         )
     if find_conversation(connection, record.conversation_id) is not None:
         raise ConflictError(f"conversation {record.conversation_id}: the name is taken")
+    _insert(connection, record)
+
+
+def _insert(connection: sqlite3.Connection, record: ConversationRecord) -> None:
     connection.execute(
         """INSERT INTO conversations (tenant, conversation_id, created_at, revision,
            context_epoch, metadata, context, cut_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
@@ -92,6 +96,12 @@ def replace_conversation(
     )  # fmt: skip
     drop_contexts(connection, [before])
     return context
+
+
+def adopt_conversation(connection: sqlite3.Connection, record: ConversationRecord) -> None:
+    """Keep a conversation that came with its session, in the place of what was known of it."""
+    delete_conversation(connection, record.conversation_id)
+    _insert(connection, record)
 
 
 def note_cut(

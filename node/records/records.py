@@ -131,6 +131,10 @@ class Records:
 
         await self._run(work)
 
+    async def adopt_conversation(self, record: ConversationRecord) -> None:
+        """Keep a conversation that came with its session, in the place of what was known of it."""
+        await self._run(lambda connection: conversations.adopt_conversation(connection, record))
+
     async def conversation(self, conversation_id: str) -> ConversationRecord | None:
         """The conversation of that name, whoever's; None where there is none."""
         return await self._look(

@@ -29,7 +29,9 @@ AWAKE_BYTES: Final = 4 << 30
 class Keeper(Ladder, Protocol):
     """Whoever keeps rows, and can say when they are on disk."""
 
-    async def keep_session(self, session: Session, kind: HoldKind) -> bytes:
+    async def keep_session(
+        self, tenant: str, session: Session, kind: HoldKind = HoldKind.TURN
+    ) -> bytes:
         """Cut a session that the caller holds and that has no backlog; durable on return."""
 
 
@@ -123,7 +125,7 @@ class Dormancy:
         async with session.lock:
             try:
                 if session.is_worked_off:
-                    await self._keeper.keep_session(session, HoldKind.TURN)
+                    await self._keeper.keep_session(session.tenant or self._tenant, session)
                 empty = await self._sessions.engine.call(self._sessions.engine.model.new_generation)
             except KvpackError as error:
                 log.warning("session %s: stays awake: %s", session.session_id, error)
