@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvpack.chunk import ChunkClass
@@ -36,7 +36,8 @@ class Capture:
         rings: What was copied.
         states: Plaintext of SESSION and SAMPLER chunks; empty for a text of nobody's session.
         indexed: Whether other texts may begin from it.
-        done: Told the cut's id, or why there is none; None: nobody waits for it.
+        done: Told the cut's id, or why there is none; None: nobody has to know which.
+        settled: Set when it is durable or given up.
     """
 
     line: Line
@@ -50,6 +51,7 @@ class Capture:
     states: Mapping[ChunkClass, bytes]
     indexed: bool = True
     done: asyncio.Future[bytes] | None = None
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def ring_bytes(self) -> int:

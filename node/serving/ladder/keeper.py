@@ -28,6 +28,7 @@ from node.serving.ladder.resident import Resident
 from node.serving.ladder.writing import CutWriting, Written, tools
 
 if TYPE_CHECKING:
+    from kvpack.keys import EpochKey
     from kvpack.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,14 @@ WAITING_BYTES_MAX: Final = 256 << 20
 #: Garbage is collected after so many cuts, also where there is room: windows outweigh all else.
 COLLECT_EVERY: Final = 64
 
+#: Where collecting did not make room, it is not tried again for so long.
+FULL_S: Final = 30.0
+
 #: How long somebody waits who cannot do without the cut, if too many wait already.
 ROOM_S: Final = 30.0
+
+#: How long an answer waits for a cut that is being written of the text that it continues.
+SETTLE_S: Final = 2.0
 
 #: A cut that is used again counts as used now; more often than that nobody needs to know.
 USED_AGAIN_S: Final = 600
@@ -78,15 +85,16 @@ class Keeper:
         self._collector = Collector(store, budget)
         self._waiting: asyncio.Queue[Capture | Reuse] = asyncio.Queue(WAITING_MAX)
         self._waiting_bytes = 0
-        self._pending = 0
+        self._captures: list[Capture] = []
         self._since_collected = 0
+        self._full_until = 0.0
         self._room = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
 
     @property
     def pending(self) -> int:
         """Cuts that are not durable yet, the one that is written included."""
-        return self._pending
+        return len(self._captures)
 
     @property
     def waiting_bytes(self) -> int:
@@ -97,11 +105,31 @@ class Keeper:
         """Begin to work."""
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
+            self._worker.add_done_callback(self._ended)
 
     async def settled(self) -> None:
         """Return once everything that was handed in is durable or given up."""
         with self.pace.hurried():
             await self._waiting.join()
+
+    async def settle(self, key: EpochKey, token_ids: tuple[int, ...], above: int) -> None:
+        """Wait a little for the deepest cut under way that these tokens go on from.
+
+        An answer whose text continues the one before it would else compute that again, only because
+        it was asked for at once.
+        """
+        best = None
+        for capture in self._captures:
+            position, whose = capture.position, capture.line.binding.key
+            if not above < position < len(token_ids) or whose != key or not capture.indexed:
+                continue
+            if capture.token_ids == token_ids[:position]:
+                above, best = position, capture
+        if best is None:
+            return
+        with contextlib.suppress(TimeoutError), self.pace.hurried():
+            async with asyncio.timeout(SETTLE_S):
+                await best.settled.wait()
 
     async def close(self, drain_s: float) -> None:
         """Make durable what waits, for so many seconds at most, and stop."""
@@ -113,6 +141,12 @@ class Keeper:
                 await self.settled()
         worker.cancel()
         await asyncio.wait({worker})
+
+    def _ended(self, worker: asyncio.Task[None]) -> None:
+        """Nothing is kept any more, and nobody waits for it."""
+        self._worker = None
+        if not worker.cancelled():
+            log.error("cuts are not kept any more", exc_info=worker.exception())
         while not self._waiting.empty():
             job = self._waiting.get_nowait()
             self._failed(job, NodeBusyError("the node stops"))
@@ -148,7 +182,7 @@ class Keeper:
             return
         self._waiting.put_nowait(job)
         if isinstance(job, Capture):
-            self._pending += 1
+            self._captures.append(job)
             self._waiting_bytes += job.ring_bytes
 
     async def collect(self, needed_bytes: int = 0) -> None:
@@ -182,8 +216,9 @@ class Keeper:
 
     def _done(self, job: Capture | Reuse) -> None:
         if isinstance(job, Capture):
-            self._pending -= 1
+            self._captures.remove(job)
             self._waiting_bytes -= job.ring_bytes
+            job.settled.set()
         self._waiting.task_done()
         self._room.set()
 
@@ -209,11 +244,19 @@ class Keeper:
         try:
             written = await self._write(capture)
         except StoreFullError as error:
-            await self.collect(error.needed_bytes)
+            await self._make_room(error)
             written = await self._write(capture)
         self._note(capture, written)
         if capture.done is not None and not capture.done.done():
             capture.done.set_result(written.cut_id)
+
+    async def _make_room(self, error: StoreFullError) -> None:
+        """Collect for what did not fit; not again soon where that was of no use."""
+        now = time.monotonic()
+        if now < self._full_until:
+            raise error
+        self._full_until = now + FULL_S
+        await self.collect(error.needed_bytes)
 
     async def _write(self, capture: Capture) -> Written:
         writing = CutWriting(self._store, self._resident, self.pace, self._budget, capture)
@@ -224,6 +267,7 @@ class Keeper:
         line.published(written.cut_id, capture.position, written.references)
         now = int(time.time())
         self._lineages.add(Hold(now, capture.position, line.lineage, capture.kind, written.cut_id))
+        self._full_until = 0.0
         accounts.published += 1
         accounts.published_bytes += written.written_bytes
         accounts.shared_chunks += written.shared

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kvpack.errors import KvpackError
-from kvpack.store import Budget, HoldKind, cuts_of
+from kvpack.store import Budget, HoldKind, NotStoredError, cuts_of
 from node.errors import NodeBusyError, SessionStateError
 from node.packs import state_bytes
 from node.serving.ladder.accounts import Accounts
@@ -236,6 +236,7 @@ class RowLadder:
 
     async def _deepest(self, binding: PackBinding, token_ids: tuple[int, ...], above: int) -> Base:
         """The deepest cut that can be read. One that cannot costs a try and is counted."""
+        await self._keeper.settle(binding.key, token_ids, above)
         refused: frozenset[bytes] = frozenset()
         miss = MissReason.DAMAGED
         for _ in range(TRIES_MAX):
@@ -247,6 +248,10 @@ class RowLadder:
                 rows = await self._restored(reader)
             except NodeBusyError:
                 raise
+            except NotStoredError:
+                # A collector took it since it was found; where only a chunk is gone, the next
+                # lookup sees that.
+                miss = MissReason.DAMAGED
             except KvpackError as error:
                 log.warning("a cut of %d tokens cannot be used: %s", found.position, error)
                 self.accounts.damaged += 1

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvpack.chunk import ChunkClass
+from kvpack.errors import KvpackError
 from kvpack.layout import LayerKind
 from kvpack.store import HoldKind, cut_cadence_tokens
-from node.errors import NodeBusyError, SessionStateError
+from node.errors import SessionStateError
 from node.serving.ladder.capture import Capture, Reuse, copy_tiles, schedule_of
 from node.serving.ladder.keeper import Keeper
 from node.serving.ladder.line import Line
@@ -73,8 +74,11 @@ class RowTrail:
             return
         try:
             self._keeper.hand_in(await self._capture(stream, kind, {}))
-        except NodeBusyError as error:
-            line.give_up()
+        except KvpackError as error:
+            from engine import TornGenerationError
+
+            if isinstance(error, TornGenerationError):
+                raise
             self._keeper.drop()
             log.info("a cut is not kept: %s", error)
 

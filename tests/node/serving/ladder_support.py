@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from pathlib import Path
 
 from engine import DecodingState, SamplerState, SamplingParameters
 from kvpack.keys import Keyring, generate_key
 from kvpack.snapshot import cut_tile_specs
-from kvpack.store import Budget, HoldKind, open_store
+from kvpack.store import Budget, CutReader, HoldKind, open_store
+from kvpack.store.listing import all_holds
 from node.binding import PackBinding
 from node.engine_thread import EngineThread
 from node.serving.ladder import RowLadder
@@ -34,7 +34,7 @@ def text(count: int, salt: int = 0) -> list[int]:
 
 def seeded(seed: int = 7) -> DecodingState:
     """Sampling at temperature 0.8 with a fixed seed."""
-    return DecodingState(SamplerState.start(SamplingParameters(temperature=0.8), seed=seed))
+    return DecodingState(SamplerState.begin(SamplingParameters(temperature=0.8), seed))
 
 
 @dataclasses.dataclass
@@ -81,6 +81,13 @@ class Place:
         await self.ladder.close()
         return self.open()
 
+    async def __aenter__(self) -> Place:
+        self.open()
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await self.ladder.close()
+
     @property
     def keyring(self) -> Keyring:
         return Keyring(list(self.keys.values()))
@@ -116,6 +123,16 @@ class Place:
         """The same without anything kept."""
         return await self.answer(ids, count, decoding=decoding, reuse=False, cuts=False, call=call)
 
+    def chunks(self) -> list[Path]:
+        """The files of all chunks in the store."""
+        return sorted((self.folder / "chunks").iterdir())
+
+    def reader(self, cut_id: bytes) -> CutReader:
+        return CutReader(open_store(self.folder), self.keyring, cut_id)
+
+    def holds(self):
+        return list(all_holds(open_store(self.folder)))
+
 
 async def rows(engine: EngineThread, generation) -> list[bytes]:
     """Every row of a generation, tile by tile."""
@@ -125,18 +142,3 @@ async def rows(engine: EngineThread, generation) -> list[bytes]:
         return [bytes(generation.read_tile(spec).data) for spec in specs]
 
     return await engine.call(read)
-
-
-@contextlib.asynccontextmanager
-async def place(model_dir: Path, folder: Path, **options):
-    """An engine and an open ladder."""
-    engine = await EngineThread.load(model_dir)
-    try:
-        found = Place(engine, folder, **options)
-        found.open()
-        try:
-            yield found
-        finally:
-            await found.ladder.close()
-    finally:
-        engine.close()
