@@ -134,7 +134,7 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
             # Not at the top: a node without the port imports nothing of it.
             from node.web_side import Entrance
 
-            entrance = await stack.enter_async_context(Entrance.open(config, keys))
+            entrance = await stack.enter_async_context(Entrance.open(config, keys, name))
         server, address = None, None
         if config.address is not None and live is not None:
             server, address = grpc_side.bind(config.address, live)

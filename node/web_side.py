@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from node.http.app import make_app
 from node.http.audit import Audit
+from node.http.desk import Desk
 from node.http.door import Door
 from node.http.listen import listening
 from node.http.routes import ENDPOINTS
@@ -50,7 +51,9 @@ class Entrance:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, config: ServeConfig, keys: TenantKeys) -> AsyncIterator[Entrance]:
+    async def open(
+        cls, config: ServeConfig, keys: TenantKeys, node: str
+    ) -> AsyncIterator[Entrance]:
         """The port, answering "loading", until the block ends.
 
         Raises:
@@ -60,12 +63,14 @@ class Entrance:
         if config.http is None:
             raise RuntimeError("asked for a port without options")
         door = Door(config.http, keys.default)
+        door.desk = Desk(node, door)
         door.audit = audit = Audit(config.data_dir / AUDIT)
         audit.start()
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(audit.close)
             app = make_app(door, ENDPOINTS)
             address = await stack.enter_async_context(listening(config.http, app))
+            door.desk.watcher.address = str(address)
             yield cls(config, door, address)
 
     @contextlib.asynccontextmanager
@@ -89,8 +94,10 @@ class Entrance:
                 tier=node.tier,
             )
         )
+        desk = self.door.desk.over(node, engine, credentials_dir=self.config.credentials_dir)
         try:
-            yield
+            async with desk:
+                yield
         finally:
             if not await self.door.drain():
                 log.warning("answers were still running after %.0f s", self.door.options.drain_s)

@@ -32,6 +32,7 @@ from node.http.quota import Quotas
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+    from node.http.desk import Desk
     from node.serving.serving import Serving
 
 _T = TypeVar("_T")
@@ -112,6 +113,7 @@ class Door:
         self.stopping = asyncio.Event()
         self._keys = None if options.api_key_file is None else LiveKeys(options.api_key_file)
         self._default_tenant = default_tenant
+        self._desk: Desk | None = None
         self._serving: Serving | None = None
         self._in_flight = _Count()
         self._computing = _Count()
@@ -126,6 +128,21 @@ class Door:
         if self._serving is None:
             raise unavailable("loading", "the model is being loaded")
         return self._serving
+
+    @property
+    def desk(self) -> Desk:
+        """What an operator reads; there from the first moment.
+
+        Raises:
+            RuntimeError: The door was made without.
+        """
+        if self._desk is None:
+            raise RuntimeError("a door without a desk")
+        return self._desk
+
+    @desk.setter
+    def desk(self, desk: Desk) -> None:
+        self._desk = desk
 
     def open(self, serving: Serving) -> None:
         """Let callers reach the model."""

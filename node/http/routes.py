@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from node.http import health, models
+from node.http import health, metrics, models, page
 from node.http.access import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *health.routes(),
     *models.routes(),
+    *metrics.routes(),
+    *page.routes(),
 )

@@ -46,7 +46,7 @@ class ModelFacts(Protocol):
         """Shape of its rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Parts:
     """A node's parts once its model is there.
 

@@ -24,14 +24,15 @@ class StatusPage:
 
     Args:
         watcher: Reads the node.
+        stopping: Set once the node is to stop: a page must not keep it from that.
         look_s: Between two looks, in seconds.
     """
 
-    def __init__(self, watcher: Watcher, look_s: float = LOOK_S) -> None:
+    def __init__(self, watcher: Watcher, stopping: asyncio.Event, look_s: float = LOOK_S) -> None:
         self._watcher = watcher
+        self._stopping = stopping
         self._look_s = look_s
         self._viewers = 0
-        self._closed = asyncio.Event()
 
     def parts(self) -> dict[str, str]:
         """Every part as it is now."""
@@ -41,15 +42,18 @@ class StatusPage:
         """The page as it is now."""
         return document(self._watcher.node, self.parts())
 
-    @contextlib.contextmanager
-    def viewing(self) -> Iterator[None]:
-        """Be one of the viewers.
+    def require_room(self) -> None:
+        """Refuse one viewer too many.
 
         Raises:
             NodeBusyError: There are as many as there may be.
         """
         if self._viewers >= VIEWERS_MAX:
             raise NodeBusyError(f"{VIEWERS_MAX} status pages are open")
+
+    @contextlib.contextmanager
+    def _viewing(self) -> Iterator[None]:
+        self.require_room()
         self._viewers += 1
         try:
             yield
@@ -57,23 +61,21 @@ class StatusPage:
             self._viewers -= 1
 
     async def changes(self) -> AsyncGenerator[Mapping[str, str], None]:
-        """All parts at once, then those that changed, until :meth:`close`.
+        """All parts at once, then those that changed, until the node stops.
 
         Raises:
             NodeBusyError: Too many pages are open.
         """
-        with self.viewing():
+        with self._viewing():
             shown: dict[str, str] = {}
-            while not self._closed.is_set():
+            while True:
                 parts = self.parts()
                 changed = {name: part for name, part in parts.items() if shown.get(name) != part}
                 if changed:
                     yield changed
                 shown = parts
+                if self._stopping.is_set():
+                    return
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._look_s):
-                        await self._closed.wait()
-
-    def close(self) -> None:
-        """End every viewer's stream: a page must not keep a node from stopping."""
-        self._closed.set()
+                        await self._stopping.wait()
