@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kvpack.errors import KvpackError
 from kvpack.store import Budget, HoldKind, NotStoredError, cuts_of
 from node.errors import NodeBusyError, SessionStateError
+from node.pace import CALL_TOKENS
 from node.packs import state_bytes
 from node.serving.ladder.accounts import Accounts
 from node.serving.ladder.capture import Reuse
@@ -65,7 +66,8 @@ class RowLadder:
         store: Where cuts lie.
         budget: What it may take.
         resident_bytes: Plaintext of chunks that stays in memory.
-        busy: Whether answers are being made, so that the background holds back.
+        busy: Whether answers are being made, so that the background holds back; None: while
+            somebody decodes.
 
     Attributes:
         accounts: What is counted.
@@ -78,7 +80,7 @@ class RowLadder:
         store: ObjectStore,
         budget: Budget | None = None,
         resident_bytes: int = RESIDENT_BYTES,
-        busy: Callable[[], bool] = lambda: True,
+        busy: Callable[[], bool] | None = None,
     ) -> None:
         self._engine = engine
         self._bindings = bindings
@@ -87,9 +89,13 @@ class RowLadder:
         self._resident = Resident(resident_bytes)
         self._lineages = Lineages()
         self._keeper = Keeper(
-            store, budget or Budget(), self._resident, Pace(engine, busy), self._lineages,
-            self.accounts,
+            store, budget or Budget(), self._resident,
+            Pace(engine, self._somebody_decodes if busy is None else busy),
+            self._lineages, self.accounts,
         )  # fmt: skip
+
+    def _somebody_decodes(self) -> bool:
+        return self._engine.pace.grid_tokens() < CALL_TOKENS
 
     @property
     def pending(self) -> int:
@@ -269,7 +275,13 @@ class RowLadder:
         refused: frozenset[bytes],
     ) -> Found:
         work = asyncio.to_thread(
-            find, self._store, binding, token_ids, above=above, refused=refused
+            find,
+            self._store,
+            binding,
+            token_ids,
+            above=above,
+            refused=refused,
+            tip_of=self._lineages.tip_of,
         )
         try:
             async with asyncio.timeout(FIND_S):

@@ -70,6 +70,12 @@ class Lineages:
         """The newest hold of a cut."""
         return self._holds.get(cut_id)
 
+    def tip_of(self, cut_id: bytes) -> bytes:
+        """The deepest cut of the lineage that a cut is of; empty where that is not known."""
+        hold = self._holds.get(cut_id)
+        tip = None if hold is None else self._tips.get(hold.lineage)
+        return b"" if tip is None else tip.cut_id
+
     def going_on_from(self, binding: PackBinding, cut_id: bytes) -> bytes:
         """The lineage whose tip the cut is; empty: whoever goes on from it forks."""
         hold = self._holds.get(cut_id)

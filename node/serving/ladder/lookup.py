@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvpack.errors import KvpackError
 from kvpack.keys import Keyring
 from kvpack.layout import Producer
-from kvpack.store import CutReader, Lookup, StoredCut, cut_cadence_tokens, find_deepest
+from kvpack.store import CutReader, StoredCut, cut_cadence_tokens, find_deepest
 from node.serving.order import MissReason
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class Evidence:
     Attributes:
         damaged: A deeper cut could not be proved.
         numerics_changed: A deeper cut was computed by another build.
-        agreed_tokens: So many of the prompt's first tokens some kept text begins with, at least.
+        agreed_tokens: So many of the prompt's first tokens some kept text begins with, as far as
+            that can be told: whole blocks by name, beyond them only what was compared.
     """
 
     damaged: bool
@@ -90,6 +92,7 @@ def find(
     *,
     above: int = 0,
     refused: frozenset[bytes] = frozenset(),
+    tip_of: Callable[[bytes], bytes] = lambda _: b"",
 ) -> Found:
     """Look for the deepest cut of ``token_ids``. Blocking; whatever is broken is a miss.
 
@@ -99,6 +102,7 @@ def find(
         token_ids: The prompt. No cut of all of it is taken: its last token is left to compute.
         above: Tokens that the caller holds: what is not deeper is not given.
         refused: Cuts that were tried and could not be read.
+        tip_of: The deepest cut of the text that a cut is of; empty where that is not known.
     """
     wanted, keyring = len(token_ids) - 1, Keyring([binding.key])
     changed: list[int] = []
@@ -125,23 +129,26 @@ def find(
     )
     if deeper >= wanted:
         return Found(reader, MissReason.NONE)
-    agreed = _agreed_tokens(store, keyring, found, token_ids)
+    tip = b"" if found.cut is None else tip_of(found.cut.cut_id)
+    rivals = [*([tip] if tip else []), *found.rivals[:_RIVALS_READ]]
+    agreed = max(
+        [
+            found.known_tokens,
+            *(_agreed_tokens(store, keyring, rival, token_ids) for rival in rivals),
+        ]
+    )
     evidence = Evidence(damaged, any(position > deeper for position in changed), agreed)
     return Found(reader, why(evidence, deeper, wanted, cut_cadence_tokens(binding.layout)))
 
 
 def _agreed_tokens(
-    store: ObjectStore, keyring: Keyring, found: Lookup, token_ids: tuple[int, ...]
+    store: ObjectStore, keyring: Keyring, cut_id: bytes, token_ids: tuple[int, ...]
 ) -> int:
-    """How far the prompt agrees with what is kept, at least: blocks by name, the rest by token."""
-    agreed = found.known_tokens
-    for cut_id in found.rivals[:_RIVALS_READ]:
-        try:
-            known = CutReader(store, keyring, cut_id).token_ids()
-        except KvpackError:
-            continue
-        agreed = max(agreed, _common(known, token_ids))
-    return agreed
+    """How far the prompt agrees with a kept text; 0 where that cannot be read."""
+    try:
+        return _common(CutReader(store, keyring, cut_id).token_ids(), token_ids)
+    except KvpackError:
+        return 0
 
 
 def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
