@@ -142,21 +142,25 @@ class Course:
             # Let go before rows are brought back: a slot is the memory of one context.
             slot.hold(None)
         at = 0 if slot.held is None else slot.held.stream.position
-        base = None if at == len(order.token_ids) - 1 else await self._base(at)
-        held = slot.take_held()
-        if held is not None and (base is None or base.position <= at):
-            self._start = Start(at, Rung.CURRENT, MissReason.NONE)
-            slot.stream = held.stream
-            held.stream.turn_to(order.token_ids, order.decoding)
-            self._follow(held.stream, None)
-            return held.stream
-        if held is not None:
-            held.let_go()
-        if base is None:
-            raise RuntimeError("neither a held context nor another one")
+        if slot.held is not None and at == len(order.token_ids) - 1:
+            # Nothing can be deeper.
+            return self._go_on(slot.held)
+        base = await self._base(at)
+        if slot.held is not None and base.position <= at:
+            return self._go_on(slot.held)
+        slot.hold(None)
         slot.stream = self._stream_from(base)
         self._follow(slot.stream, base)
         return slot.stream
+
+    def _go_on(self, held: Held) -> Stream:
+        """In the context that the slot holds."""
+        self._slot.take_held()
+        self._start = Start(held.stream.position, Rung.CURRENT, MissReason.NONE)
+        self._slot.stream = held.stream
+        held.stream.turn_to(self._order.token_ids, self._order.decoding)
+        self._follow(held.stream, None)
+        return held.stream
 
     async def _base(self, above: int) -> Base:
         """The deepest kept state, counted. Whatever is wrong with what is kept is a miss."""
