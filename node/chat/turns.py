@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from node.chat.messages import Message, Messages, Role
 
@@ -30,10 +30,9 @@ class Conversation:
     def of(cls, messages: Sequence[Message]) -> Conversation:
         """The parts of ``messages``."""
         starts = turn_starts(messages)
-        ends = [*starts[1:], len(messages)]
         head = starts[0] if starts else len(messages)
-        turns = (tuple(messages[a:b]) for a, b in zip(starts, ends, strict=True) if b > a)
-        return cls(tuple(messages[:head]), tuple(turns))
+        edges = pairwise([*starts, len(messages)])
+        return cls(tuple(messages[:head]), tuple(tuple(messages[a:b]) for a, b in edges))
 
     def without(self, dropped_turns: int) -> Messages:
         """The messages that are left when the oldest turns are dropped."""
