@@ -40,6 +40,9 @@ _FILE: Final = click.Path(path_type=Path, dir_okay=False)
 HOST: Final = "127.0.0.1"
 PORT: Final = 8080
 
+#: No template that ships with a model is near it.
+_TEMPLATE_BYTES_MAX: Final = 1 << 20
+
 #: Units that mlx_lm.server reads in sizes.
 _UNITS: Final = {
     "": 1,
@@ -269,9 +272,30 @@ def _serving_options(options: dict[str, Any]) -> ServingOptions:
         options["keep_tokens"],
         options["cache_bytes"],
         answer,
-        options["chat_template"] or None,
+        _template(options["chat_template"]),
         options["slot_save_path"],
         PrefillAt(options["prefill"]),
         options["producer"],
         options["remote_min_tokens"],
     )
+
+
+def _template(given: str) -> str | None:
+    """The text of a template: ``given`` itself, or what is in the file of that name.
+
+    Raises:
+        UsageError: The file cannot be read.
+    """
+    if not given:
+        return None
+    path = Path(given)
+    try:
+        if "{" in given or not path.is_file():
+            return given
+        with path.open("rb") as source:
+            text = source.read(_TEMPLATE_BYTES_MAX + 1)
+        if len(text) > _TEMPLATE_BYTES_MAX:
+            raise UsageError(f"--chat-template: expected at most {_TEMPLATE_BYTES_MAX} bytes")
+        return text.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("--chat-template: the file cannot be read as text") from error

@@ -40,15 +40,20 @@ class EngineThread:
         self.pace = Pace()
 
     @classmethod
-    async def load(cls, model_dir: Path) -> EngineThread:
+    async def load(cls, model_dir: Path, chat_template: str | None = None) -> EngineThread:
         """Start the thread and load the model on it.
+
+        Args:
+            model_dir: Its folder.
+            chat_template: Jinja text in the place of the folder's own template.
 
         Raises:
             ModelFolderError: The folder lacks something; the message names it.
         """
         executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
         try:
-            model = await asyncio.get_running_loop().run_in_executor(executor, _load, model_dir)
+            loop = asyncio.get_running_loop()
+            model = await loop.run_in_executor(executor, _load, model_dir, chat_template)
         except BaseException:
             executor.shutdown(wait=False)
             raise
@@ -90,7 +95,7 @@ class EngineThread:
         self._waiting -= 1
 
 
-def _load(model_dir: Path) -> Model:
+def _load(model_dir: Path, chat_template: str | None) -> Model:
     from engine import load_model
 
-    return load_model(model_dir)
+    return load_model(model_dir, chat_template=chat_template)

@@ -75,8 +75,12 @@ class Pace:
         async with self._turn:
             yield self.grid_tokens()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody decodes now."""
+        since = self._clock() - STILL_S
+        return any(decoder.stepped_s > since for decoder in self._decoders)
+
     def grid_tokens(self) -> int:
         """The grid on which a prefill call that begins now has to end."""
-        since = self._clock() - STILL_S
-        busy = any(decoder.stepped_s > since for decoder in self._decoders)
-        return SHORT_CALL_TOKENS if busy else CALL_TOKENS
+        return SHORT_CALL_TOKENS if self.is_busy else CALL_TOKENS

@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import grpc.aio
@@ -83,18 +82,22 @@ def _open_tier(config: ServeConfig, binding: PackBinding) -> Tier:
     return Tier.open(config.data_dir / STORE, binding, config.store)
 
 
+async def _load(config: ServeConfig) -> EngineThread:
+    return await EngineThread.load(config.model_dir, config.serving.chat_template)
+
+
 @dataclass(frozen=True, slots=True)
 class Fitting:
     """What a measurement puts in the place of a node's parts; a served node has the defaults.
 
     Attributes:
-        load: Loads the model of ``config.model_dir`` on a thread of its own.
+        load: Loads the model of ``config`` on a thread of its own.
         spools: Whether what arrives is written to disk before it is owned.
         tier: Opens the store of cuts; None: nothing is kept.
         services: Adds services of its own to the server.
     """
 
-    load: Callable[[Path], Awaitable[EngineThread]] = EngineThread.load
+    load: Callable[[ServeConfig], Awaitable[EngineThread]] = _load
     spools: bool = True
     tier: Callable[[ServeConfig, PackBinding], Tier | None] = _open_tier
     services: Callable[[grpc.aio.Server, Node], None] | None = None
@@ -142,7 +145,7 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         ours = await stack.enter_async_context(member(config, live, name))
         journal = Journal(config.data_dir / "journal.sqlite")
         stack.push_async_callback(journal.close)
-        engine = await fitting.load(config.model_dir)
+        engine = await fitting.load(config)
         stack.callback(engine.close)
         sessions = Sessions(name, engine, ours.directory, journal, ours.lease)
         tenants = Tenants(engine.model, keys)
@@ -156,7 +159,15 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
             sessions, engine, binding, journal, spool, config.transfer_lease_s, fitting.spools, tier
         )
         transfers = Transfers(target)
-        recovered = await recover(target, transfers, roots)
+        remembered = None
+        if entrance is not None:
+            from node.behind import remembering
+
+            remembered = await stack.enter_async_context(
+                remembering(config, sessions, tenants.default)
+            )
+        memory = None if remembered is None else remembered.conversations
+        recovered = await recover(target, transfers, roots, memory)
         log.info("volume: worst of %d durable writes %.1f ms", bound.reserves, 1000 * worst_s)
         log.info("restored %d sessions, %d lost", len(recovered.restored), len(recovered.lost))
         moves = Moves(source)
@@ -181,8 +192,8 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
             stack.push_async_callback(health_service.enter_graceful_shutdown)
         else:
             stack.push_async_callback(_stop, node)
-        if entrance is not None:
-            await stack.enter_async_context(entrance.serving(node, engine, tenants))
+        if entrance is not None and remembered is not None:
+            await stack.enter_async_context(entrance.serving(node, engine, tenants, remembered))
         yield node
         log.info("stopping")
     log.info("stopped")

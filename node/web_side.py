@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from node.behind import Remembering, behind
 from node.http.app import make_app
 from node.http.audit import Audit
 from node.http.desk import Desk
 from node.http.door import Door
 from node.http.listen import listening
 from node.http.routes import ENDPOINTS
-from node.serving.serving import ModelFacts, Serving
 
 if TYPE_CHECKING:
     from node.config import Address, ServeConfig
@@ -75,39 +74,33 @@ class Entrance:
 
     @contextlib.asynccontextmanager
     async def serving(
-        self, node: Node, engine: EngineThread, tenants: Tenants
+        self,
+        node: Node,
+        engine: EngineThread,
+        tenants: Tenants,
+        remembered: Remembering,
     ) -> AsyncIterator[None]:
-        """Callers reach the model until the block ends; then what runs is finished."""
-        facts = model_facts(self.config, engine)
-        self.door.open(
-            Serving(
-                node=node.name,
-                data_dir=self.config.data_dir,
-                options=self.config.serving,
-                facts=facts,
-                engine=engine,
-                tenants=tenants,
-                sessions=node.sessions,
-                moves=node.moves,
-                transfers=node.transfers,
-                depot=node.depot,
-                tier=node.tier,
+        """Callers reach the model until the block ends; then what runs is finished.
+
+        Raises:
+            KvpackError: What :func:`node.behind.behind` raises.
+        """
+        config = self.config
+        async with behind(config, node, engine, tenants, remembered) as serving:
+            desk = self.door.desk.over(
+                node,
+                engine,
+                serving.floor,
+                serving.ladder,
+                resident_bytes_max=config.serving.cache_bytes,
+                remote=None if serving.remote is None else serving.remote.counts,
+                credentials_dir=config.credentials_dir,
             )
-        )
-        desk = self.door.desk.over(node, engine, credentials_dir=self.config.credentials_dir)
-        try:
             async with desk:
-                yield
-        finally:
-            if not await self.door.drain():
-                log.warning("answers were still running after %.0f s", self.door.options.drain_s)
-
-
-def model_facts(config: ServeConfig, engine: EngineThread) -> ModelFacts:
-    """What clients are told of the model."""
-    model = engine.model
-    limit = model.layout.max_context_tokens
-    if config.serving.max_context is not None:
-        limit = min(limit, config.serving.max_context)
-    names = frozenset({model.name, str(config.model_dir)})
-    return ModelFacts(model.name, names, int(time.time()), limit, model.vocab_size)
+                self.door.open(serving)
+                try:
+                    yield
+                finally:
+                    if not await self.door.drain():
+                        drain_s = self.door.options.drain_s
+                        log.warning("answers were still running after %.0f s", drain_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import cast
 
 import grpc.aio
@@ -36,7 +35,7 @@ def bench_fitting(model: MadeModel, config: ServeConfig, *, takes: bool) -> Fitt
     credentials_dir, host = config.credentials_dir, config.address.host
     held: list[MadeTier] = []
 
-    async def load(_: Path) -> EngineThread:
+    async def load(_: ServeConfig) -> EngineThread:
         return await start_engine(model)
 
     def tier(_: ServeConfig, binding: PackBinding) -> Tier | None:

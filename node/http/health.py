@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse
 from node.http.access import Access, Answer, Call, Endpoint
 from node.http.door import DoorState
 from node.http.errors import refusal_of, unavailable
+from node.serving.health import HealthState
 
 
 def routes() -> list[Endpoint]:
@@ -26,4 +27,7 @@ async def health(call: Call) -> Answer:
         return refusal_of(unavailable("loading", "the model is being loaded")).response()
     if door.state is DoorState.DRAINING:
         return refusal_of(unavailable("draining", "this node stops")).response()
+    unhealthy = door.serving.floor.health
+    if unhealthy.state is HealthState.UNHEALTHY:
+        return refusal_of(unhealthy.unhealthy()).response()
     return JSONResponse({"status": "ok"}, HTTPStatus.OK)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from node.http import health, metrics, models, page
+from node.http import chat, health, metrics, models, page, sessions
 from node.http.access import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *health.routes(),
     *models.routes(),
+    *chat.routes(),
     *metrics.routes(),
     *page.routes(),
+    *sessions.routes(),
 )

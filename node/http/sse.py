@@ -60,6 +60,7 @@ class EventStream:
         events: Whole events, already encoded. Closed in every case. A ``KvpackError`` of its own
             becomes an event, made by ``on_error``.
         on_error: Makes the event of a refusal.
+        closing: Called in every case, also where the events were never begun.
         headers: Beside those of every stream.
     """
 
@@ -67,10 +68,12 @@ class EventStream:
         self,
         events: AsyncGenerator[bytes, None],
         on_error: Callable[[Refusal], bytes] = error_event,
+        closing: Callable[[], None] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._events = events
         self._on_error = on_error
+        self._closing = closing or _nothing
         self._headers = [
             *_HEADERS,
             *((name.lower().encode(), value.encode()) for name, value in (headers or {}).items()),
@@ -83,13 +86,21 @@ class EventStream:
             ClientGone: The client went, or does not read.
         """
         start = {"type": "http.response.start", "status": 200, "headers": self._headers}
-        async with contextlib.aclosing(self._events) as events, watching(receive) as leaving:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._closing)
+            leaving = await stack.enter_async_context(watching(receive))
+            # Closed from the outermost in: none is left to the garbage collector.
+            events = await stack.enter_async_context(contextlib.aclosing(self._events))
+            guarded = await stack.enter_async_context(contextlib.aclosing(self._guarded(events)))
+            parts = await stack.enter_async_context(
+                contextlib.aclosing(_with_pings(guarded, leaving))
+            )
             await _write(send, start)
-            async for part in _with_pings(self._guarded(events), leaving):
+            async for part in parts:
                 await _write(send, {"type": "http.response.body", "body": part, "more_body": True})
             await _write(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _guarded(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _guarded(self, events: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """The events, and if they end in an error, that as the last one."""
         try:
             async for part in events:
@@ -104,7 +115,7 @@ class EventStream:
 
 async def _with_pings(
     events: AsyncIterator[bytes], leaving: asyncio.Task[None]
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """The events, and a comment whenever none came for a while.
 
     Raises:
@@ -136,3 +147,7 @@ async def _write(send: Send, message: dict[str, object]) -> None:
     except TimeoutError:
         log.info("a reader did not read for %.0f s: cut off", WRITE_S)
         raise ClientGone from None
+
+
+def _nothing() -> None:
+    """Nobody is to be told."""

@@ -66,7 +66,7 @@ class ServingOptions:
         keep_tokens: First tokens of a raw prompt that a shift keeps.
         cache_bytes: Rows that stay in memory for later prompts.
         answer: What an answer is where the request does not say.
-        chat_template: The text of a template to be used instead of the model's own, or its file.
+        chat_template: The text of a template to be used instead of the model's own.
         slot_save_path: Folder of packs that ``/slots`` saves and restores; None: neither.
         prefill: Where long prompts are computed.
         producer: ``NAME@HOST:PORT`` of the node that computes them.
