@@ -58,7 +58,7 @@ class ToolCall:
         arguments: A JSON object, as text.
 
     Raises:
-        FormatError: ``arguments`` is no JSON object.
+        FormatError: ``arguments`` is no JSON object, or a name has no UTF-8 form.
         LimitError: A name is empty or too long.
     """
 
@@ -67,8 +67,10 @@ class ToolCall:
     arguments: str = "{}"
 
     def __post_init__(self) -> None:
-        check_range("tool_call.id", len(self.call_id), 0, _NAME_CHARACTERS_MAX, "characters")
-        check_range("tool_call.name", len(self.name), 1, _NAME_CHARACTERS_MAX, "characters")
+        call_id = len(fields.text(self.call_id, "tool_call.id"))
+        check_range("tool_call.id", call_id, 0, _NAME_CHARACTERS_MAX, "characters")
+        name = len(fields.text(self.name, "tool_call.name"))
+        check_range("tool_call.name", name, 1, _NAME_CHARACTERS_MAX, "characters")
         _arguments(self.arguments, "tool_call.arguments")
 
     def to_json(self) -> dict[str, Any]:

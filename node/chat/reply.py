@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kvpack.errors import LimitError
+from kvpack.errors import FormatError
 from node.chat.messages import TOOL_CALLS_MAX, Message, Role, ToolCall
 from node.chat.tools import Tool, tool_objects
 
@@ -163,7 +163,7 @@ class ReplyReader:
         try:
             parsed = self._model.parse_tool_call(text, tool_objects(self._tools))
             calls = tuple(self._numbered(call) for call in parsed)
-        except (ToolCallError, LimitError):
+        except (ToolCallError, FormatError):
             return ()
         return calls if len(self._calls) + len(calls) <= TOOL_CALLS_MAX else ()
 
