@@ -96,6 +96,12 @@ class SessionNotFoundError(NodeError):
     reason = "session_not_found"
 
 
+class PackNotFoundError(NodeError):
+    """No pack of that name in the folder."""
+
+    reason = "pack_not_found"
+
+
 class SessionMovedError(SessionNotFoundError):
     """Another node owns the session. ``owner`` and ``address`` are empty where not known here."""
 

@@ -6,9 +6,8 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -21,7 +20,7 @@ from node.config import Address
 from node.credentials import Role, load_credentials
 from node.errors import UsageError
 from node.follow import FollowingClient
-from node.migration.wire import token_value
+from node.migration.report import as_object
 from node.pb.v1 import session_pb2 as pb
 from node.session import check_session_id
 
@@ -140,23 +139,6 @@ async def _watch(client: NodeClient, request: pb.MigrateRequest) -> pb.MigrateRe
                 sent=f"{now.sent_payload_bytes / _MIB:.1f} MiB",
             )  # fmt: skip
     return result
-
-
-def as_object(result: pb.MigrateResult) -> dict[str, Any]:
-    """The result as one JSON object: snake_case, numbers as numbers, the token by its parts."""
-    found = MessageToDict(
-        result, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    for field in result.DESCRIPTOR.fields:
-        if field.cpp_type in (field.CPPTYPE_UINT64, field.CPPTYPE_INT64):
-            found[field.name] = int(found[field.name])
-    token = token_value(result.token)
-    found["token"] = {
-        "directory_id": token.directory_id.hex(),
-        "generation": token.generation,
-        "revision": token.revision,
-    }
-    return found
 
 
 def show(result: pb.MigrateResult) -> None:

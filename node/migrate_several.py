@@ -16,8 +16,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from kvpack.errors import EXIT_FAILURE, EXIT_GOOD, LimitError
 from node.errors import PeerUnavailableError, UsageError
 from node.follow import FollowingClient
-from node.migrate import as_object, place, show
+from node.migrate import place, show
 from node.migration.moves import TARGETS_MAX
+from node.migration.report import as_object
 from node.pb.v1 import session_pb2 as pb
 from node.session import check_session_id
 

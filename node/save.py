@@ -18,7 +18,7 @@ from kvpack.bundle import BundleWriter
 from kvpack.chunk import ChunkClass, SealedChunk
 from kvpack.identity import CallSchedule
 from kvpack.layout import LayerKind
-from kvpack.publish import publish_new
+from kvpack.publish import PrivateFile, publish_new
 from kvpack.snapshot import Tile, TileSpec
 from node.binding import PackBinding
 from node.engine_thread import EngineThread
@@ -27,9 +27,11 @@ from node.migration.producer import seal_item
 from node.migration.tape import Item, Tape
 from node.packs import SavedPack, manifest_blob, state_bytes
 from node.session import Session
+from node.state import SessionState, encode_sampler, encode_state
 
 if TYPE_CHECKING:
     from engine import Generation
+    from node.stream import Stream
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -69,13 +71,37 @@ async def cut_now(engine: EngineThread, binding: PackBinding, session: Session) 
         raise SessionStateError(
             f"session {session.session_id}: nothing to save: {position} tokens are computed"
         )
+    return await cut_rows(engine, binding, session, state_bytes(session, position))
+
+
+async def cut_stream(engine: EngineThread, binding: PackBinding, stream: Stream) -> HeldCut:
+    """Cut a context that is nobody's session, where it stands. Nobody else touches it meanwhile.
+
+    Raises:
+        SessionStateError: Nothing is computed yet.
+    """
+    position = stream.position
+    if not 0 < position < stream.next_index:
+        raise SessionStateError(f"nothing to save: {position} tokens are computed")
+    states = {
+        ChunkClass.SESSION: encode_state(SessionState(stream.token_ids[position])),
+        ChunkClass.SAMPLER: encode_sampler(stream.decoding),
+    }
+    return await cut_rows(engine, binding, stream, states)
+
+
+async def cut_rows(
+    engine: EngineThread, binding: PackBinding, stream: Stream, states: Mapping[ChunkClass, bytes]
+) -> HeldCut:
+    """Copy what a next call would overwrite; ``states`` is what stands beside the rows."""
+    position = stream.position
     tape = Tape.known(binding.layout, position)
-    generation = session.generation
+    generation = stream.generation
     windows: dict[Item, Tile] = {}
     for item in tape.items:
         if isinstance(item, TileSpec) and item.kind is LayerKind.SWA:
             windows[item] = await engine.call(generation.read_tile, item)
-    states, ids = state_bytes(session, position), list(session.token_ids[: position + 1])
+    ids = list(stream.token_ids[: position + 1])
     return HeldCut(tape, generation, ids, states, generation.schedule, windows)
 
 
@@ -95,13 +121,20 @@ async def write_cut(
             return await asyncio.to_thread(publication.__exit__, *raised)  # type: ignore[arg-type]
 
         stack.push_async_exit(leave)
-        writer = BundleWriter(sink, binding.key, binding.header_bytes)
-        async for chunk in chunks_of(engine, binding, cut):
-            await asyncio.to_thread(writer.add, chunk)
-        blob = manifest_blob(binding, cut.position, cut.schedule, writer.references)
-        await asyncio.to_thread(writer.finish, blob)
-        file_bytes = sink.written_bytes
+        file_bytes = await write_pack(engine, binding, cut, sink)
     return SavedPack(path, file_bytes, cut.position)
+
+
+async def write_pack(
+    engine: EngineThread, binding: PackBinding, cut: HeldCut, sink: PrivateFile
+) -> int:
+    """Write a cut into ``sink``; gives the bytes of the pack."""
+    writer = BundleWriter(sink, binding.key, binding.header_bytes)
+    async for chunk in chunks_of(engine, binding, cut):
+        await asyncio.to_thread(writer.add, chunk)
+    blob = manifest_blob(binding, cut.position, cut.schedule, writer.references)
+    await asyncio.to_thread(writer.finish, blob)
+    return sink.written_bytes
 
 
 async def chunks_of(

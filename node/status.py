@@ -57,6 +57,7 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     # What is there already, or not.
     node_errors.SessionNotFoundError: _Code.NOT_FOUND,
     node_errors.SessionMovedError: _Code.NOT_FOUND,
+    node_errors.PackNotFoundError: _Code.NOT_FOUND,
     node_errors.TransferNotFoundError: _Code.NOT_FOUND,
     node_errors.SessionExistsError: _Code.ALREADY_EXISTS,
     node_errors.ReplayError: _Code.ALREADY_EXISTS,

@@ -1,9 +1,14 @@
-"""The result of a move as a message."""
+"""The result of a move as a message, and as JSON."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
 from kvpack.chunk import ChunkClass
 from node.migration.orders import Moved
+from node.migration.wire import token_value
 from node.pb.v1 import migration_pb2, session_pb2
 
 
@@ -47,3 +52,20 @@ def result_message(moved: Moved) -> session_pb2.MigrateResult:
             target_swap_s=timeline.target.swap_s,
         ),
     )
+
+
+def as_object(result: session_pb2.MigrateResult) -> dict[str, Any]:
+    """The result as one JSON object: snake_case, numbers as numbers, the token by its parts."""
+    found = MessageToDict(
+        result, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    for field in result.DESCRIPTOR.fields:
+        if field.cpp_type in (field.CPPTYPE_UINT64, field.CPPTYPE_INT64):
+            found[field.name] = int(found[field.name])
+    token = token_value(result.token)
+    found["token"] = {
+        "directory_id": token.directory_id.hex(),
+        "generation": token.generation,
+        "revision": token.revision,
+    }
+    return found
