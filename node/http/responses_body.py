@@ -14,6 +14,8 @@ import msgspec
 from node.chat.tools import Tools, parse_tools
 from node.http.errors import bad_request, unsupported
 from node.http.responses_items import said_in
+from node.http.sampling import Sampling
+from node.serving.order import TOP_LOGPROBS_MAX
 from node.serving.said import Said
 
 _METADATA_PAIRS_MAX: Final = 16
@@ -31,8 +33,8 @@ class ConversationName(msgspec.Struct):
     id: str
 
 
-class CreateResponse(msgspec.Struct):
-    """The fields that are read."""
+class CreateResponse(Sampling):
+    """The fields that are read, beside those of sampling."""
 
     model: str | None = None
     input: Any = None
@@ -41,9 +43,6 @@ class CreateResponse(msgspec.Struct):
     conversation: str | ConversationName | None = None
     expected_revision: int | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     metadata: dict[str, str] | None = None
@@ -184,6 +183,13 @@ def _check_text(text: dict[str, Any]) -> None:
 
 
 def _top_logprobs(body: CreateResponse) -> int | None:
-    if body.top_logprobs is not None:
-        return body.top_logprobs
+    top = body.top_logprobs
+    if top is not None and not 0 <= top <= TOP_LOGPROBS_MAX:
+        raise bad_request(
+            f"top_logprobs: expected 0 to {TOP_LOGPROBS_MAX}, found {top}",
+            param="top_logprobs",
+            code="invalid_value",
+        )
+    if top:
+        return top
     return 0 if _LOGPROBS in (body.include or ()) else None

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from typing import Final
 
-from node.http import chat, health, metrics, models, page, sessions
+from node.http import (
+    chat,
+    completions,
+    conversations,
+    health,
+    metrics,
+    models,
+    page,
+    responses,
+    sessions,
+    slots,
+)
 from node.http.access import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *health.routes(),
     *models.routes(),
     *chat.routes(),
+    *completions.routes(),
+    *responses.routes(),
+    *conversations.routes(),
     *metrics.routes(),
     *page.routes(),
     *sessions.routes(),
+    *slots.routes(),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
+from collections.abc import Sequence
 from typing import Final
 
 from node.records.errors import ConflictError
@@ -89,12 +90,17 @@ def put_transcript(
             return
 
 
-def find_transcript(connection: sqlite3.Connection, tenant: str, digest: bytes) -> bytes | None:
-    """The transcript of that digest; None where there is none."""
-    row = connection.execute(
-        "SELECT value FROM transcripts WHERE tenant = ? AND digest = ?", (tenant, digest)
-    ).fetchone()
-    return None if row is None else bytes(row[0])
+def find_transcript(
+    connection: sqlite3.Connection, tenant: str, digests: Sequence[bytes]
+) -> tuple[int, bytes] | None:
+    """The first of ``digests`` that is there: its index, and its value."""
+    for index, digest in enumerate(digests):
+        row = connection.execute(
+            "SELECT value FROM transcripts WHERE tenant = ? AND digest = ?", (tenant, digest)
+        ).fetchone()
+        if row is not None:
+            return index, bytes(row[0])
+    return None
 
 
 def add_counts(connection: sqlite3.Connection, tenant: str, day: int, counts: Counts) -> None:

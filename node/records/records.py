@@ -7,7 +7,7 @@ import contextlib
 import functools
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -197,10 +197,12 @@ class Records:
             )
         )
 
-    async def get_transcript(self, tenant: str, digest: bytes) -> bytes | None:
-        """The transcript of that digest; None where there is none."""
+    async def get_transcript(
+        self, tenant: str, digests: Sequence[bytes]
+    ) -> tuple[int, bytes] | None:
+        """The first of ``digests`` under which a transcript is kept: its index, and what is."""
         return await self._look(
-            lambda connection: answers.find_transcript(connection, tenant, digest)
+            lambda connection: answers.find_transcript(connection, tenant, digests)
         )
 
     async def count(self, tenant: str, counts: Counts) -> None:

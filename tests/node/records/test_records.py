@@ -9,6 +9,7 @@ import stat
 import pytest
 
 from kvpack.errors import LimitError
+from node.chat.transcripts import Transcript
 from node.records import (
     Answer,
     Bounds,
@@ -24,6 +25,7 @@ from node.records import (
     ResponseRecord,
     Turn,
 )
+from node.serving.transcripts import KeptTranscripts
 
 SECRET = b'{"content":"a sentence nobody else may read","role":"user"}'
 DIGEST = bytes(32)
@@ -218,12 +220,13 @@ def test_answers_and_transcripts_are_bounded(tmp_path):
             async with records.one_request("a", f"key{number}", DIGEST) as before:
                 found.append(before is not None)
         assert found == [False, False, True, True]
-        assert await records.get_transcript("a", bytes(32)) is None
-        assert await records.get_transcript("a", b"\x03" * 32) == b"\x03" * 100
-        assert await records.get_transcript("b", b"\x03" * 32) is None
-        await records.put_transcript("a", b"\x04" * 32, b"z" * 4000)
-        assert await records.get_transcript("a", b"\x03" * 32) is None
-        assert await records.get_transcript("a", b"\x04" * 32) == b"z" * 4000
+        gone, kept, long = bytes(32), b"\x03" * 32, b"\x04" * 32
+        assert await records.get_transcript("a", [gone]) is None
+        assert await records.get_transcript("a", [gone, kept]) == (1, b"\x03" * 100)
+        assert await records.get_transcript("b", [kept]) is None
+        await records.put_transcript("a", long, b"z" * 4000)
+        assert await records.get_transcript("a", [kept]) is None
+        assert await records.get_transcript("a", [long]) == (0, b"z" * 4000)
         await records.close()
 
     asyncio.run(fill())
@@ -277,3 +280,20 @@ def test_no_text_in_any_repr(records):
               Answer("k", DIGEST, 200, SECRET), Turn("a", response("resp_1")))  # fmt: skip
     for value in values:
         assert "sentence" not in repr(value)
+
+
+def test_transcript_of_a_chat_comes_back_after_a_restart(tmp_path):
+    async def keep_and_find():
+        kept = Transcript((5, 6, (1 << 31) - 1), 2)
+        first = Records(tmp_path / "records.sqlite")
+        await KeptTranscripts(first).put_transcript("a", DIGEST, kept)
+        await first.close()
+        second = Records(tmp_path / "records.sqlite")
+        found = await KeptTranscripts(second).get_transcript("a", [b"x" * 32, DIGEST])
+        assert found == (1, kept)
+        await second.close()
+        # A database that is away is a miss: a chat goes on without it.
+        assert await KeptTranscripts(second).get_transcript("a", [DIGEST]) is None
+        await KeptTranscripts(second).put_transcript("a", DIGEST, kept)
+
+    asyncio.run(keep_and_find())
