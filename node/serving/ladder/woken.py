@@ -10,6 +10,8 @@ from kvpack.errors import KvpackError
 from kvpack.keys import Keyring
 from kvpack.store import CutReader
 from node.errors import ConsentError, InventoryError
+from node.serving.order import MissReason, Rung
+from node.serving.reuse import Base
 from node.session import Session
 from node.state import SessionState, decode_sampler, decode_state
 
@@ -64,6 +66,14 @@ class Woken:
     def position(self) -> int:
         """Tokens computed."""
         return self.generation.position
+
+    @property
+    def base(self) -> Base:
+        """Where the session begins, for the trail of its cuts to come."""
+        return Base(
+            self.generation, self.position, Rung.DURABLE, MissReason.NONE, self.restored_bytes,
+            grid=self.grid,
+        )  # fmt: skip
 
     def session(self, session_id: str, token: OwnershipToken, vocab_size: int) -> Session:
         """The session, owned by ``token``."""

@@ -1,4 +1,4 @@
-"""A floor on a real tiny model, what a stream gives that is alone, and keepers of rows that watch."""
+"""A floor on a real tiny model, what a stream says alone, and keepers of rows that watch."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_the_next_turn_goes_on_in_the_slot_of_the_last(model_dir):
 
 @pytest.mark.parametrize("kept", [89, 90, 91, 74, 16, 1])
 def test_what_a_ring_cannot_go_back_to_is_computed_again(model_dir, kept):
-    """An exact repeat, one token less, a window less: never a trimmed ring, never another's text."""
+    """An exact repeat, one token less, a window less: a ring is never trimmed to fit."""
 
     async def work():
         async with floor_of(model_dir, slots=1) as (floor, engine):
@@ -206,7 +206,7 @@ def test_bad_orders_are_refused_before_they_wait(model_dir):
 
 def test_cuts_are_asked_for_where_they_belong_and_before_they_are_overwritten(model_dir):
     async def work():
-        async with floor_of(model_dir) as (floor, engine):
+        async with floor_of(model_dir) as (_, engine):
             ladder = Watched(engine, cadence=256)
             watched = Floor(engine, ladder, slots=1)
             watched.start()

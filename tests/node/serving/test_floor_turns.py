@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 from floor_support import Calls, Watched, alone, ask, floor_of, order, read, same, until
@@ -19,11 +20,9 @@ from node.serving.slots import SlotState
 def test_four_answers_take_turns_and_each_has_the_bits_of_one_alone(model_dir):
     async def work():
         async with floor_of(model_dir, slots=4) as (floor, engine):
-            gate = asyncio.Event()
             calls = Calls(engine)
             prompts = [prompt(30, k) for k in range(4)]
             runs = [floor.submit(order(ids, 12, top_logprobs=3)) for ids in prompts]
-            gate.set()
             answers = await asyncio.gather(*map(read, runs))
             steps = [stream for name, stream, _ in calls.of("decode_next")]
             streams = set(steps)
@@ -70,7 +69,7 @@ def test_a_long_prompt_delays_a_running_answer_by_one_short_call_at_most(model_d
             # Two that prefill take turns.
             chunks = [stream for name, stream, _ in log[first : last + 1] if name == "prefill_next"]
             assert len(chunks) > 8
-            assert all(a != b for a, b in zip(chunks[2:-2], chunks[3:-2], strict=False))
+            assert all(a != b for a, b in itertools.pairwise(chunks[2:-2]))
             (expected,) = await alone(engine, [prompt(20)], 60)
             assert same(answer, expected)
             assert all(len(other.ids) == 2 for other in others)

@@ -1,0 +1,198 @@
+"""Sessions are woken as what they were, and texts that fork do not push one another out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from ladder_support import rows, seeded, text
+
+from kvpack.identity import NumericsFingerprint
+from kvpack.store import HoldKind, NotStoredError
+from node.directory import OwnershipToken
+from node.errors import ConsentError, InventoryError, SessionStateError
+from node.serving.ladder.lineages import Lineages, is_text, new_lineage
+from node.session import Session
+from node.tier import lineage_of
+
+TOKEN = OwnershipToken(bytes(16), 1, 1)
+
+
+async def grown(place, ids, count, session_id="talk", decoding=None) -> Session:
+    """A session that was given ``ids`` and generated ``count`` tokens, with the slots' cuts."""
+    engine = place.engine
+    generation = await engine.call(engine.model.new_generation)
+    session = Session(session_id, TOKEN, generation, (), engine.model.vocab_size, decoding)
+    session.trail = place.ladder.trail("ours", session, None)
+    await go_on(place, session, ids, count)
+    return session
+
+
+async def go_on(place, session, ids, count) -> list[bytes]:
+    session.extend(ids)
+    while size := session.backlog_call(512):
+        await place.engine.call(session.prefill_next, size)
+        if session.trail is not None and session.trail.due(session.position):
+            await session.trail.cut(HoldKind.CADENCE)
+    logits = []
+    for _ in range(count):
+        decoded = await place.engine.call(session.decode_next)
+        logits.append(bytes(decoded.logits.data))
+    return logits
+
+
+@pytest.mark.parametrize("arch", ["muse_glimmer", "llama"])
+def test_a_woken_session_goes_on_as_if_it_had_never_slept(laddered, arch):
+    async def work(place):
+        session = await grown(place, text(530), 9, decoding=seeded())
+        session.messages = (b'{"role":"user"}',)
+        session.context_epoch = 3
+        session.told_index -= 2
+        cut_id = await place.ladder.keep_session("ours", session)
+        await place.again()
+        assert await place.ladder.newest_cut("ours", "talk") == cut_id
+        woken = await place.ladder.restore_session("ours", cut_id)
+        assert woken.position == session.position and woken.restored_bytes > 0
+        again = woken.session("talk", TOKEN, place.engine.model.vocab_size)
+        assert again.token_ids == session.token_ids
+        for name in ("revision", "context_epoch", "messages", "told_index", "decoding"):
+            assert getattr(again, name) == getattr(session, name)
+        assert await rows(place.engine, again.generation) == await rows(
+            place.engine, session.generation
+        )
+        again.trail = place.ladder.trail("ours", again, woken.base)
+        ours, theirs = (
+            await go_on(place, again, text(30, 8), 12),
+            await go_on(place, session, text(30, 8), 12),
+        )
+        assert ours == theirs and again.token_ids == session.token_ids
+        # Its next cut refers to what the first one sealed.
+        before = place.ladder.accounts.shared_chunks
+        await place.ladder.keep_session("ours", again)
+        assert place.ladder.accounts.shared_chunks > before
+        assert await place.ladder.newest_cut("ours", "talk") != cut_id
+
+    laddered(work, arch)
+
+
+def test_a_session_is_kept_at_its_moment_while_it_goes_on_at_once(laddered):
+    async def work(place):
+        session = await grown(place, text(100), 5)
+        held, known = await rows(place.engine, session.generation), list(session.token_ids)
+        task = asyncio.create_task(place.ladder.keep_session("ours", session))
+        cut_id = await task
+        await go_on(place, session, text(40, 2), 3)
+        woken = await place.ladder.restore_session("ours", cut_id)
+        assert list(woken.token_ids) == known
+        assert await rows(place.engine, woken.generation) == held
+
+    laddered(work)
+
+
+def test_a_session_with_nothing_computed_or_with_a_backlog_before_its_first_call(laddered):
+    async def work(place):
+        session = await grown(place, [1], 0)
+        with pytest.raises(SessionStateError):
+            await place.ladder.keep_session("ours", session)
+
+    laddered(work)
+
+
+def test_what_cannot_be_woken_says_why(laddered):
+    async def work(place):
+        ladder = place.ladder
+        session = await grown(place, text(50), 3)
+        cut_id = await ladder.keep_session("ours", session)
+        turn = await place.answer(text(60, 5), 2)
+        await ladder.settled()
+        plain = next(hold.cut_id for hold in place.holds() if hold.cut_id != cut_id)
+        with pytest.raises(InventoryError, match="no session"):
+            await ladder.restore_session("ours", plain)
+        with pytest.raises(NotStoredError):
+            await ladder.restore_session("ours", bytes(32))
+        assert await ladder.newest_cut("ours", "another") is None
+        assert await ladder.newest_cut("theirs", "talk") is None
+        values = {**dict(place.binding("ours").numerics.values), "mlx": "0.0.1"}
+        place.numerics = NumericsFingerprint(tuple(sorted(values.items())))
+        with pytest.raises(ConsentError, match="mlx"):
+            await ladder.restore_session("ours", cut_id)
+        known = await ladder.read_session("ours", cut_id)
+        assert list(known.token_ids) == session.token_ids
+        woken = await ladder.restore_session("ours", cut_id, accept_compatible=True)
+        assert woken.position == session.position
+        assert turn.base.position == 0
+
+    laddered(work)
+
+
+def test_without_room_a_session_is_told_that_it_is_not_kept(laddered):
+    from kvpack.store import Budget, StoreFullError
+
+    async def work(place):
+        session = await grown(place, text(50), 3)
+        with pytest.raises(StoreFullError):
+            await place.ladder.keep_session("ours", session)
+
+    laddered(work, budget=Budget(1000, 0))
+
+
+def test_texts_of_one_beginning_keep_their_last_turns_each(laddered):
+    """Retention counts by lineage. In one of all texts together only four turns would stay."""
+
+    async def work(place):
+        system = text(530)
+        ends = []
+        for number in range(8):
+            turn = await place.answer([*system, *text(12, number)], 2)
+            ends.append(turn.stream.token_ids)
+        await place.ladder.settled()
+        await place.ladder.collect()
+        for ids in ends:
+            base = await place.ladder.begin("ours", ids)
+            assert base.position == len(ids) - 1
+
+    laddered(work)
+
+
+def test_a_text_that_goes_on_stays_in_its_lineage_across_restarts(laddered):
+    async def work(place):
+        ids = text(300)
+        for number in range(7):
+            turn = await place.answer(ids, 2)
+            ids = [*turn.stream.token_ids, *text(30, number)]
+            await place.ladder.settled()
+            await place.again()
+            await place.ladder.settled()
+        assert len({hold.lineage for hold in place.holds()}) == 1
+        await place.ladder.collect()
+        assert len([hold for hold in place.holds() if hold.kind is HoldKind.TURN]) == 4
+
+    laddered(work)
+
+
+def test_no_text_grows_among_the_cuts_of_a_session(laddered):
+    async def work(place):
+        session = await grown(place, text(300), 3)
+        kept = await place.ladder.keep_session("ours", session)
+        turn = await place.answer([*session.token_ids, *text(20, 4)], 2)
+        assert turn.base.position == session.position
+        await place.ladder.settled()
+        assert await place.ladder.newest_cut("ours", "talk") == kept
+        ours = lineage_of(place.binding("ours"), "talk")
+        assert {hold.cut_id for hold in place.holds() if hold.lineage == ours} == {kept}
+
+    laddered(work)
+
+
+def test_a_lineage_is_grown_by_one_text_at_a_time(laddered):
+    async def work(place):
+        binding, lineages = place.binding("ours"), Lineages()
+        first = lineages.take(binding, b"")
+        assert is_text(binding, first) and not is_text(place.binding("theirs"), first)
+        assert not is_text(binding, lineage_of(binding, "talk"))
+        assert lineages.take(binding, first) != first
+        lineages.give_back(first)
+        assert lineages.take(binding, first) == first
+        assert new_lineage(binding) != new_lineage(binding)
+
+    laddered(work)
