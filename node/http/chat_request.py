@@ -34,6 +34,7 @@ class AnswerFields(Sampling):
     max_tokens: int | None = None
     n: int | None = None
     cache_prompt: bool | None = None
+    ignore_eos: bool | None = None
     adapters: str | None = None
     xtc_probability: float | None = None
     response_format: Any = None

@@ -39,6 +39,9 @@ _T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
+#: In every answer. No browser is to guess that one is a page.
+_HEADERS: Final = ((b"x-content-type-options", b"nosniff"),)
+
 #: How often a drain looks whether all answers are given.
 _LOOK_S: Final = 0.05
 
@@ -232,7 +235,7 @@ class Guarded:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the call in or refuse it, and see that it is answered once."""
         started_s = time.monotonic()
-        told = _Told(send)
+        told = _Told(send, secrets.token_hex(8))
         try:
             await self._answer(Request(scope, receive, told), told)
         finally:
@@ -249,7 +252,7 @@ class Guarded:
             check_origin(request.headers, door.options.allowed_origins, request.url.scheme)
             caller = door.caller(request, endpoint.access)
             with door.inside(endpoint, caller):
-                call = Call(request, door, caller, secrets.token_hex(8))
+                call = Call(request, door, caller, told.request_id)
                 answer = await endpoint.handler(call)
                 await answer(request.scope, request.receive, told)
         except ClientGone:
@@ -268,13 +271,17 @@ class Guarded:
 
 
 class _Told:
-    """Passes on what is sent, and remembers the status."""
+    """Passes on what is sent, and remembers the status. Gives each answer what all of them have."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
+        self.request_id = request_id
         self.status: int | None = None
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self.status = int(message["status"])
+            headers = [*message.get("headers", ()), *_HEADERS]
+            headers.append((b"x-request-id", self.request_id.encode()))
+            message = {**message, "headers": headers}
         await self._send(message)

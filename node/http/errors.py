@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 
 from kvpack.errors import FieldError, KvpackError
-from node.errors import NodeError
+from node.errors import ContextLengthError, NodeError
 from node.status import http_status_of, retry_after_s
 
 _TYPES: Final[Mapping[int, str]] = {
@@ -23,6 +23,10 @@ _TYPES: Final[Mapping[int, str]] = {
     HTTPStatus.FORBIDDEN: "permission_error",
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
 }
+
+
+#: What OpenAI's clients know as the word for a context that is too long.
+TOO_LONG: Final = "context_length_exceeded"
 
 
 class ApiError(NodeError):
@@ -106,6 +110,8 @@ def refusal_of(error: KvpackError) -> Refusal:
     """What ``error`` says to a client of HTTP."""
     if isinstance(error, ApiError):
         return _refusal(error.status, error.code, str(error), error.param, error.headers)
+    if isinstance(error, ContextLengthError):
+        return _refusal(HTTPStatus.BAD_REQUEST, TOO_LONG, str(error), "messages", {})
     status = http_status_of(error)
     headers = {}
     after_s = retry_after_s(error)
