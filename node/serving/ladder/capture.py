@@ -94,20 +94,21 @@ def batches(specs: Sequence[TileSpec], line: Line) -> Iterator[list[TileSpec]]:
         yield batch
 
 
-async def copy_tiles(
+async def copy_rings(
     engine: EngineThread, generation: Generation, specs: Sequence[TileSpec], line: Line
-) -> dict[TileSpec, Tile]:
-    """Copy ``specs``, a few in each call.
+) -> tuple[CallSchedule, dict[TileSpec, Tile]]:
+    """Copy ``specs``, a few in each call; with the calls that computed the rows.
 
     Raises:
         TornGenerationError: A forward call of this generation stopped half way.
         RowsNotLiveError: A row was overwritten or is not computed yet.
         NodeBusyError: Too many calls wait for the engine.
     """
-    tiles: dict[TileSpec, Tile] = {}
-    for batch in batches(specs, line):
+    rest = batches(specs, line)
+    schedule, tiles = await engine.call(_schedule_and_tiles, generation, next(rest, []))
+    for batch in rest:
         tiles.update(await engine.call(read_tiles, generation, batch))
-    return tiles
+    return schedule, tiles
 
 
 def read_tiles(generation: Generation, specs: Sequence[TileSpec]) -> dict[TileSpec, Tile]:
@@ -115,6 +116,8 @@ def read_tiles(generation: Generation, specs: Sequence[TileSpec]) -> dict[TileSp
     return {spec: generation.read_tile(spec) for spec in specs}
 
 
-def schedule_of(generation: Generation) -> CallSchedule:
-    """The calls so far. Runs on the engine's thread: the property folds what it counts."""
-    return generation.schedule
+def _schedule_and_tiles(
+    generation: Generation, specs: Sequence[TileSpec]
+) -> tuple[CallSchedule, dict[TileSpec, Tile]]:
+    # Also where nothing is copied: the schedule's property folds what it counts.
+    return generation.schedule, read_tiles(generation, specs)

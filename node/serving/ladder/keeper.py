@@ -89,6 +89,7 @@ class Keeper:
         self._since_collected = 0
         self._full_until = 0.0
         self._room = asyncio.Event()
+        self._ready = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
 
     @property
@@ -110,6 +111,8 @@ class Keeper:
     async def settled(self) -> None:
         """Return once everything that was handed in is durable or given up."""
         with self.pace.hurried():
+            if self._worker is not None:
+                await self._ready.wait()
             await self._waiting.join()
 
     async def settle(self, key: EpochKey, token_ids: tuple[int, ...], above: int) -> None:
@@ -118,6 +121,7 @@ class Keeper:
         An answer whose text continues the one before it would else compute that again, only because
         it was asked for at once.
         """
+        await self._until_ready()
         best = None
         for capture in self._captures:
             position, whose = capture.position, capture.line.binding.key
@@ -130,6 +134,14 @@ class Keeper:
         with contextlib.suppress(TimeoutError), self.pace.hurried():
             async with asyncio.timeout(SETTLE_S):
                 await best.settled.wait()
+
+    async def _until_ready(self) -> None:
+        """Wait until it is known which cuts go on in which lineage; at a start that is soon."""
+        if self._worker is None or self._ready.is_set():
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self._ready.wait()
 
     async def close(self, drain_s: float) -> None:
         """Make durable what waits, for so many seconds at most, and stop."""
@@ -145,6 +157,7 @@ class Keeper:
     def _ended(self, worker: asyncio.Task[None]) -> None:
         """Nothing is kept any more, and nobody waits for it."""
         self._worker = None
+        self._ready.set()
         if not worker.cancelled():
             log.error("cuts are not kept any more", exc_info=worker.exception())
         while not self._waiting.empty():
@@ -201,10 +214,13 @@ class Keeper:
 
     async def _work(self) -> None:
         try:
-            await asyncio.to_thread(self._tidy)
             self._lineages.load(await asyncio.to_thread(self._collector.holds))
+            self._ready.set()
+            await asyncio.to_thread(self._tidy)
         except KvpackError as error:
             log.warning("the store of cuts: %s", error)
+        finally:
+            self._ready.set()
         while True:
             job = await self._waiting.get()
             try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvpack.errors import KvpackError
 from kvpack.store import Budget, HoldKind, NotStoredError, cuts_of
-from node.errors import NodeBusyError, SessionStateError
+from node.errors import ConsentError, NodeBusyError, SessionStateError
 from node.pace import CALL_TOKENS
 from node.packs import state_bytes
 from node.serving.ladder.accounts import Accounts
@@ -31,7 +31,7 @@ from node.serving.ladder.woken import (
     require_same_numerics,
 )
 from node.serving.order import MissReason, Rung
-from node.serving.reuse import Base, NoTrail, Trail
+from node.serving.reuse import Base, ForeignTrail, NoTrail, Trail
 from node.session import Session
 from node.tier import lineage_of
 
@@ -180,17 +180,31 @@ class RowLadder:
         Raises:
             SessionStateError: Nothing is computed, or a backlog is left.
             NodeBusyError: Too many cuts wait, or the node stops.
+            ConsentError: Its rows are of other numerics: a cut would say that they are this node's.
             KvpackError: The store refuses.
         """
         position = session.position
+        if isinstance(session.trail, ForeignTrail):
+            raise ConsentError(f"session {session.session_id}: its rows are another build's")
         if not 0 < position < session.next_index:
             raise SessionStateError(
                 f"session {session.session_id}: nothing to keep: {position} tokens are computed"
             )
-        trail = session.trail
-        if not isinstance(trail, RowTrail) or trail.has_ended:
-            trail = session.trail = self._trail(tenant, session, None)
+        trail = self._trail_of(tenant, session)
         return await trail.keep(kind, state_bytes(session, position))
+
+    def _trail_of(self, tenant: str, session: Session) -> RowTrail:
+        """The session's trail, under its own name: one that was rebuilt has that of its staging."""
+        trail, lineage = session.trail, lineage_of(self._bindings(tenant), session.session_id)
+        if not isinstance(trail, RowTrail) or trail.has_ended:
+            trail = self._trail(tenant, session, None)
+        elif trail.line.lineage != lineage:
+            sealed, cut_id = trail.line.sealed, trail.line.cut_id
+            trail.end()
+            line = Line(self._bindings(tenant), lineage, sealed, cut_id)
+            trail = RowTrail(self._engine, self._keeper, session, line, _nothing)
+        session.trail = trail
+        return trail
 
     async def newest_cut(self, tenant: str, session_id: str) -> bytes | None:
         """The deepest cut that the session can be woken from; None: there is none.

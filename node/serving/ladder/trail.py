@@ -12,7 +12,7 @@ from kvpack.errors import KvpackError
 from kvpack.layout import LayerKind
 from kvpack.store import HoldKind, cut_cadence_tokens
 from node.errors import SessionStateError
-from node.serving.ladder.capture import Capture, Reuse, copy_tiles, schedule_of
+from node.serving.ladder.capture import Capture, Reuse, copy_rings
 from node.serving.ladder.keeper import Keeper
 from node.serving.ladder.line import Line
 
@@ -55,6 +55,11 @@ class RowTrail:
     def has_ended(self) -> bool:
         """Whether its stream was let go."""
         return self._stream is None
+
+    @property
+    def line(self) -> Line:
+        """What of the stream is sealed."""
+        return self._line
 
     def due(self, position: int) -> bool:
         """See :class:`node.serving.reuse.Trail`."""
@@ -115,8 +120,7 @@ class RowTrail:
         line = self._line
         specs, version = line.plan(position), line.version
         try:
-            schedule = await self._engine.call(schedule_of, generation)
-            rings = await copy_tiles(self._engine, generation, specs, line)
+            schedule, rings = await copy_rings(self._engine, generation, specs, line)
         except BaseException:
             # What was planned was not copied: cuts to come must not count on it.
             if line.version == version:

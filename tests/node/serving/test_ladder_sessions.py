@@ -13,6 +13,7 @@ from node.directory import OwnershipToken
 from node.errors import ConsentError, InventoryError, SessionStateError
 from node.serving.ladder.lineages import Lineages, is_text, new_lineage
 from node.session import Session
+from node.stream import Stream
 from node.tier import lineage_of
 
 TOKEN = OwnershipToken(bytes(16), 1, 1)
@@ -142,7 +143,7 @@ def test_texts_of_one_beginning_keep_their_last_turns_each(laddered):
     async def work(place):
         system = text(530)
         ends = []
-        for number in range(8):
+        for number in range(6):
             turn = await place.answer([*system, *text(12, number)], 2)
             ends.append(turn.stream.token_ids)
         await place.ladder.settled()
@@ -180,6 +181,28 @@ def test_no_text_grows_among_the_cuts_of_a_session(laddered):
         assert await place.ladder.newest_cut("ours", "talk") == kept
         ours = lineage_of(place.binding("ours"), "talk")
         assert {hold.cut_id for hold in place.holds() if hold.lineage == ours} == {kept}
+
+    laddered(work)
+
+
+def test_a_rebuilt_session_is_kept_under_its_own_name(laddered):
+    async def work(place):
+        engine, ladder = place.engine, place.ladder
+        session = await grown(place, text(300), 3)
+        base = await ladder.begin("ours", text(200, 6))
+        staged = Stream(base.generation, text(200, 6), engine.model.vocab_size)
+        staged.trail = ladder.trail("ours", staged, base)
+        await engine.call(staged.prefill_next, 199)
+        await staged.trail.cut(HoldKind.PROMPT)
+        await ladder.settled()
+        await engine.call(session.rebuild, staged)
+        await go_on(place, session, text(20, 7), 3)
+        shared = ladder.accounts.shared_chunks
+        kept = await ladder.keep_session("ours", session)
+        assert await ladder.newest_cut("ours", "talk") == kept
+        assert ladder.accounts.shared_chunks > shared
+        woken = await ladder.restore_session("ours", kept)
+        assert list(woken.token_ids) == session.token_ids and woken.state.context_epoch == 1
 
     laddered(work)
 
