@@ -18,7 +18,7 @@ from node.http.pages import page_of
 from node.http.responses_answer import JsonObject, replayed
 from node.http.responses_body import Asked, CreateResponse, asked_in
 from node.http.responses_run import Primed, Responding
-from node.http.retries import REPLAYED, one_request, refusals, retry_key
+from node.http.retries import REPLAYED, RetryKey, one_request, refusals, retry_key
 
 #: 421: this node is not the one to ask.
 _MISDIRECTED = 421
@@ -90,8 +90,13 @@ def told_where(call: Call) -> Any:  # noqa: ANN401 - a context manager
         raise ApiError(_MISDIRECTED, error.reason, str(error), headers=headers) from error
 
 
+def _retry(call: Call, asked: Asked) -> RetryKey | None:
+    """How an answer is told makes no other request of it."""
+    return retry_key(call, msgspec.structs.replace(asked.body, stream=None))
+
+
 async def _whole(call: Call, asked: Asked) -> Response:
-    retry = retry_key(call, asked.body)
+    retry = _retry(call, asked)
     async with one_request(call, retry) as before:
         if before is not None:
             return _json(before.body, REPLAYED)
@@ -103,7 +108,7 @@ async def _whole(call: Call, asked: Asked) -> Response:
 
 
 async def _events(call: Call, asked: Asked) -> AsyncGenerator[bytes, None]:
-    retry = retry_key(call, asked.body)
+    retry = _retry(call, asked)
     async with one_request(call, retry) as before:
         if before is not None:
             for told in _named(replayed(msgspec.json.decode(before.body))):
