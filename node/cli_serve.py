@@ -134,6 +134,13 @@ _SERVING: Final = _several(
         click.option("--api-key-file", type=_FILE, help="Made by: kvnode apikey add."),
         click.option("--tls-cert", type=_FILE, help="PEM chain for HTTPS."),
         click.option("--tls-key", type=_FILE, help="Its key, readable by its owner alone."),
+        click.option(
+            "--quota-calls", type=click.IntRange(1), help="Calls of one tenant under way at once."
+        ),
+        click.option(
+            "--quota-tokens", type=click.IntRange(1),
+            help="Tokens a minute that may be computed for one tenant.",
+        ),
         click.option("--slot-save-path", type=_FOLDER, help="Folder for /slots to save in."),
         click.option(
             "--prefill", default=PrefillAt.LOCAL.value, show_default=True,
@@ -258,6 +265,8 @@ def _http_options(options: dict[str, Any], *, alone: bool) -> HttpOptions | None
         options["tls_key"],
         origins,
         options["drain"],
+        options["quota_calls"],
+        options["quota_tokens"],
     )
 
 

@@ -104,12 +104,10 @@ class Door:
         stopping: Set once the node is to stop: streams without an end end then.
     """
 
-    def __init__(
-        self, options: HttpOptions, default_tenant: str, quotas: Quotas | None = None
-    ) -> None:
+    def __init__(self, options: HttpOptions, default_tenant: str) -> None:
         self.options = options
         self.state = DoorState.LOADING
-        self.quotas = quotas or Quotas()
+        self.quotas = Quotas(options.calls_per_tenant or IN_FLIGHT_MAX, options.tokens_per_minute)
         self.audit: Audit | None = None
         self.observers: list[Callable[[Served], None]] = []
         self.refusal_observers: list[Callable[[str], None]] = []
@@ -146,6 +144,11 @@ class Door:
     @desk.setter
     def desk(self, desk: Desk) -> None:
         self._desk = desk
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody is inside."""
+        return not self._in_flight.now
 
     def open(self, serving: Serving) -> None:
         """Let callers reach the model."""

@@ -8,9 +8,6 @@ from typing import Final
 #: answered, and as many again that only look.
 IN_FLIGHT_MAX: Final = 256
 
-#: Of those, how many one tenant may have where keys tell tenants apart.
-IN_FLIGHT_PER_TENANT_MAX: Final = 64
-
 #: Open connections, idle ones included.
 CONNECTIONS_MAX: Final = 512
 

@@ -27,6 +27,8 @@ class HttpOptions:
         tls_key: PEM key of it.
         allowed_origins: Web pages of these origins may call; ``*`` is every page there is.
         drain_s: How long running answers may go on once the node was told to stop.
+        calls_per_tenant: Calls of one tenant that may be under way; None: as many as of all.
+        tokens_per_minute: Tokens that a tenant may have computed; None: as many as it gets.
 
     Raises:
         UsageError: A combination that would let strangers in, or a number outside its range.
@@ -38,12 +40,17 @@ class HttpOptions:
     tls_key: Path | None = None
     allowed_origins: tuple[str, ...] = ()
     drain_s: float = DRAIN_S
+    calls_per_tenant: int | None = None
+    tokens_per_minute: int | None = None
 
     def __post_init__(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise UsageError("--tls-cert and --tls-key: expected both or neither")
         if not 0 <= self.drain_s <= _DRAIN_S_MAX:
             raise UsageError(f"--drain {self.drain_s}: expected 0 to {_DRAIN_S_MAX:.0f} seconds")
+        for given in (self.calls_per_tenant, self.tokens_per_minute):
+            if given is not None and given < 1:
+                raise UsageError("quotas: expected 1 or more")
         if self.is_loopback:
             return
         if self.tls_certificate is None or self.api_key_file is None:

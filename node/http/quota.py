@@ -10,36 +10,13 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
-from node.errors import UsageError
 from node.http.errors import ApiError
-from node.http.limits import IN_FLIGHT_PER_TENANT_MAX
+from node.http.limits import IN_FLIGHT_MAX
 
 _MINUTE_S: Final = 60.0
 
 #: Tenants whose use is remembered; the one that was longest away is forgotten.
 TENANTS_MAX: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaLimits:
-    """What each tenant may have.
-
-    Attributes:
-        in_flight: Calls under way at once.
-        tokens_per_minute: Tokens computed, of prompts and answers; None: as many as it gets.
-
-    Raises:
-        UsageError: A number below 1.
-    """
-
-    in_flight: int = IN_FLIGHT_PER_TENANT_MAX
-    tokens_per_minute: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.in_flight < 1 or (
-            self.tokens_per_minute is not None and self.tokens_per_minute < 1
-        ):
-            raise UsageError("quota: expected 1 or more")
 
 
 @dataclass(slots=True)
@@ -50,12 +27,22 @@ class _Use:
 
 
 class Quotas:
-    """Counts what tenants have. Tokens flow off evenly: so many a minute."""
+    """Counts what tenants have. Tokens flow off evenly: so many a minute.
+
+    Args:
+        calls: Calls of one tenant that may be under way at once.
+        tokens_per_minute: Tokens computed, of prompts and answers; None: as many as it gets.
+        now_s: A clock that never goes back.
+    """
 
     def __init__(
-        self, limits: QuotaLimits | None = None, now_s: Callable[[], float] = time.monotonic
+        self,
+        calls: int = IN_FLIGHT_MAX,
+        tokens_per_minute: int | None = None,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limits = limits or QuotaLimits()
+        self._calls = calls
+        self._tokens_per_minute = tokens_per_minute
         self._now_s = now_s
         self._uses: collections.OrderedDict[str, _Use] = collections.OrderedDict()
 
@@ -67,9 +54,9 @@ class Quotas:
             ApiError: 429: it has as many as it may, or has computed as much as it may.
         """
         use = self._use(tenant)
-        if use.in_flight >= self._limits.in_flight:
+        if use.in_flight >= self._calls:
             raise _too_many(f"{use.in_flight} calls are under way, as many as a tenant may have", 1)
-        per_minute = self._limits.tokens_per_minute
+        per_minute = self._tokens_per_minute
         if per_minute is not None and use.owed_tokens >= per_minute:
             wait_s = (use.owed_tokens - per_minute + 1) * _MINUTE_S / per_minute
             raise _too_many(f"{per_minute} tokens a minute are used up", wait_s)
@@ -81,15 +68,15 @@ class Quotas:
 
     def spend(self, tenant: str, tokens: int) -> None:
         """``tenant`` has had so many tokens computed."""
-        if self._limits.tokens_per_minute is not None:
+        if self._tokens_per_minute is not None:
             self._use(tenant).owed_tokens += tokens
 
     def _use(self, tenant: str) -> _Use:
         use = self._uses.setdefault(tenant, _Use(seen_s=self._now_s()))
         self._uses.move_to_end(tenant)
         now_s = self._now_s()
-        if self._limits.tokens_per_minute is not None:
-            flown = (now_s - use.seen_s) * self._limits.tokens_per_minute / _MINUTE_S
+        if self._tokens_per_minute is not None:
+            flown = (now_s - use.seen_s) * self._tokens_per_minute / _MINUTE_S
             use.owed_tokens = max(0.0, use.owed_tokens - flown)
         use.seen_s = now_s
         if len(self._uses) > TENANTS_MAX:
