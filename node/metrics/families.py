@@ -36,6 +36,7 @@ def families(status: NodeStatus, recorder: Recorder) -> Iterator[Metric]:
     if status.lease is not None:
         yield from _lease(status.lease)
     yield from _answers(status)
+    yield from _waiting(status)
     yield from _doors(recorder)
     yield from _cache(status)
     yield from _remote(status)
@@ -150,6 +151,17 @@ def _answers(status: NodeStatus) -> Iterator[Metric]:
     )  # fmt: skip
 
 
+def _waiting(status: NodeStatus) -> Iterator[Metric]:
+    counts = status.counts
+    yield _histogram(
+        "kvpack_queue_seconds", "From an order until it has a slot.", (), {(): counts.queued_s}
+    )
+    yield _histogram(
+        "kvpack_first_token_seconds", "From an order to its first token.",
+        (), {(): counts.first_token_s},
+    )  # fmt: skip
+
+
 def _doors(recorder: Recorder) -> Iterator[Metric]:
     yield _counter(
         "kvpack_http_answers",
@@ -189,7 +201,7 @@ def _cache(status: NodeStatus) -> Iterator[Metric]:
     )
     yield _counter(
         "kvpack_session_continuations", "Answers that went on in a live state. No cache hits.", (),
-        {(): accounts.begun[Rung.CURRENT]},
+        {(): status.counts.continuations},
     )  # fmt: skip
     restored = accounts.restored_bytes - accounts.memory_bytes
     yield _counter(

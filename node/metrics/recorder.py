@@ -55,7 +55,7 @@ class Recorder:
         self.payload_bytes: Counter[str] = Counter()
         self.held_bytes = 0
         self.wire_bytes = 0
-        self.verify_failures: Counter[str] = Counter()
+        self.verify_failures: Counter[str] = Counter({"transfer": 0})
         self.phases: dict[str, Histogram] = {"pause": Histogram()}
         self.last_refusals: deque[Refusal] = deque(maxlen=REFUSALS_SHOWN)
         self.last_moves: deque[EndedMove] = deque(maxlen=MOVES_SHOWN)

@@ -17,7 +17,6 @@ POLICY: Final = (
 #: Beside the policy.
 HEADERS: Final[Mapping[str, str]] = {
     "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
