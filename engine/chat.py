@@ -204,9 +204,12 @@ def parse_tool_call(
     check_range("tool_call", len(text), 0, TOOL_CALL_CHARACTERS_MAX, "characters")
     try:
         found = parser(text, [dict(tool) for tool in tools] or None)
-        return tuple(_calls(found if isinstance(found, list) else [found]))
+        calls = tuple(_calls(found if isinstance(found, list) else [found]))
     except _NO_CALL as error:
         raise ToolCallError("the text is no tool call") from error
+    if not calls:
+        raise ToolCallError("the text is an empty list of tool calls")
+    return calls
 
 
 def _calls(found: Iterable[Any]) -> Iterable[ParsedCall]:

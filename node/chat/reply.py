@@ -126,12 +126,12 @@ class ReplyReader:
         return Message(Role.ASSISTANT, content, tool_calls=calls, reasoning=reasoning)
 
     def _next_mark(self, text: str) -> tuple[str, _State, int]:
-        """The mark that comes first in ``text``, the longer of two in one place; or no mark."""
-        best = ("", self._state, len(text))
+        """The mark that is whole first when ``text`` is read letter by letter; or no mark."""
+        best, end = ("", self._state, len(text)), len(text) + 1
         for mark, target in self._edges[self._state]:
             at = text.find(mark)
-            if at >= 0 and (at, -len(mark)) < (best[2], -len(best[0])):
-                best = (mark, target, at)
+            if at >= 0 and (at + len(mark), at) < (end, best[2]):
+                best, end = (mark, target, at), at + len(mark)
         return best
 
     def _take(self, text: str) -> ReplyPart:

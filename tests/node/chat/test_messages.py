@@ -134,10 +134,25 @@ def test_what_is_kept_fits_a_session_to_the_byte():
     assert encode_state(SessionState(1, 1, 1, kept))
     with pytest.raises(LimitError, match="messages: expected 0 to 3145728 bytes"):
         kept_messages([filler] * 6)
-    least = len(Message(Role.USER, "").to_bytes())
-    room = (3 << 20) - sum(len(one) + 8 for one in kept) - 256 - 8 - least
-    brim = [filler] * 5 + [Message(Role.USER, "x" * room)]
-    assert encode_state(SessionState((1 << 31) - 1, 1 << 62, 1 << 62, kept_messages(brim)))
+
+
+@pytest.mark.parametrize(("count", "size"), [(5, 1 << 19), (500, 6000)])
+def test_what_is_kept_is_never_more_than_a_session_takes(count, size):
+    """Filled to the last byte that is accepted, with a few long messages and with many short."""
+    filler = [Message(Role.USER, "x" * size)] * count
+
+    def filled(last: int) -> tuple[bytes, ...]:
+        return kept_messages([*filler, Message(Role.USER, "x" * last)])
+
+    low, high = 0, 1 << 20
+    while low < high:
+        middle = (low + high + 1) // 2
+        try:
+            low = middle if filled(middle) else low
+        except LimitError:
+            high = middle - 1
+    state = SessionState((1 << 31) - 1, 1 << 62, 1 << 62, filled(low))
+    assert (3 << 20) - len(encode_state(state)) < 9 * (count + 1) + 256
 
 
 @pytest.mark.parametrize("encoded", [b"", b"{", b"[]", b"\xff", b'{"role":"user"}', b"[" * 9999])

@@ -198,6 +198,13 @@ def test_another_conversation_does_not(leading, spoken, other_leading, other):
         assert leading == other_leading and found.dropped_messages in runs
 
 
+def test_system_content_alone_goes_on_with_everything():
+    said = chat_support.conversation("a", "b", "c", system="x")
+    assert lineage(said[:1], said) == Lineage(0, said[1:])
+    assert lineage((), said[1:]) == Lineage(0, said[1:])
+    assert lineage((), said) is None
+
+
 def test_a_changed_word_breaks_the_line():
     said = chat_support.conversation("a", "b", "c", "a", system="x")
     retained = Conversation.of(said).without(1)

@@ -110,6 +110,7 @@ def test_a_form_that_changes_its_beginning_is_rendered_from_scratch(variant):
     found = Renderer(model).continue_from(known, conversation("more"))
     fresh = Renderer(model).prompt((*known.messages, *conversation("more")))
     assert found.splice is Splice.FULL and found.token_ids == fresh.token_ids
+    assert found.turn_ends == ()
     assert found.kept_tokens == 1  # <|system|>, and then another number
 
 
@@ -202,6 +203,18 @@ def test_ends_of_turns_are_where_a_shorter_conversation_ends(trained, renderer, 
     ]  # fmt: skip
     assert list(found.turn_ends) == expected[-4:]
     assert renderer.count(messages) == len(found.token_ids)
+
+
+def test_a_turn_that_ends_inside_of_a_token_has_no_end(variant):
+    """A form without anything between messages: tokens lie across their edges."""
+    model = variant("{% for message in messages %}{{ message.content }}{% endfor %}")
+    messages = conversation("th", "e ca", "t sat ", "down", " there ", "aga", "in")
+    found = Renderer(model).prompt(messages)
+    edges = {len(text_of(model, found)[: len("".join(m.content for m in messages[:end]))])
+             for end in (2, 4, 6)}  # fmt: skip
+    of = model.token_bytes()
+    lengths = [len(b"".join(map(of, found.token_ids[:end]))) for end in found.turn_ends]
+    assert set(lengths) < edges
 
 
 def test_many_threads_render_and_encode_at_once(trained, renderer):

@@ -96,6 +96,23 @@ def test_parts_of_an_answer(thinker):
     assert [call.call_id for call in two] == ["id0", "id1"]
 
 
+class Nested(Thinker):
+    """Marks that lie in one another."""
+
+    reply_marks = ReplyMarks("<a>", "</a>", "x<a>y", "</")
+
+
+_NESTED = st.lists(st.sampled_from(["<a>", "x<a>y", "</a>", "</", "x", "y", "<"]), max_size=6)
+
+
+@given(_NESTED.map("".join), st.lists(st.integers(0, 20), max_size=4))
+def test_marks_that_lie_in_one_another_are_read_in_order_too(thinker, text, cuts):
+    model = Nested(thinker)
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
+    assert read(model, pieces) == read(model, [text]) == read(model, list(text))
+
+
 def test_without_tools_nothing_is_a_call(thinker):
     assert read(thinker, [CALL], tools=()) == (CALL, "", ())
 

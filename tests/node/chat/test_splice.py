@@ -25,7 +25,7 @@ _PIECES = st.sampled_from(
 TEXTS = st.lists(_PIECES, max_size=12).map("".join)
 RELAXED = settings(
     deadline=None,
-    max_examples=150,
+    max_examples=80,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
@@ -123,3 +123,10 @@ def test_composed_and_decomposed_accents_are_one_text_to_a_tokenizer_that_compos
     known = codec.encode("the \u00e9")
     found = splice(known, "the e\u0301 the", codec)
     assert found.splice is Splice.EXACT and codec.text(found.token_ids) == " the \u00e9 the"
+
+
+def test_a_tokenizer_that_puts_a_space_before_every_text_puts_none_inside():
+    codec = _spaced()
+    known = codec.encode("the")
+    found = check(codec, known, " thethe")
+    assert codec.text(found.token_ids) == "  thethe"

@@ -166,6 +166,20 @@ def test_a_shift_stays_where_it_is_for_some_turns_and_after_a_restart(trained, r
     run(work())
 
 
+def test_a_conversation_that_was_shortened_is_whole_again_where_there_is_room(renderer, terms):
+    """What an earlier request with less room dropped is not lost to one with more."""
+    messages = conversation("one", "two", "three", "four", "five", system="s")
+    kept = MemoryTranscripts()
+    shorter = renderer.prompt((messages[0], *messages[3:4]))
+    ids = (*shorter.token_ids, *renderer.prompt(messages[4:5]).token_ids)
+    run(keep(kept, terms, messages[:5], Transcript(ids, 2)))
+    found = run(find(kept, terms, messages))
+    assert found is not None and found.transcript.dropped_messages == 2
+    whole = compose(renderer, ChatRequest(messages), ROOMY, found)
+    assert whole.messages == messages and not whole.shifted
+    assert whole.prompt.token_ids == renderer.prompt(messages).token_ids
+
+
 def test_known_ids_that_do_not_fit_give_way_to_the_text(trained, renderer, terms):
     """Generated ids may be more than their text takes: the room is for the shorter form then."""
     messages = (*conversation("hi", "Hello there, my friend"), Message(Role.USER, "more"))
