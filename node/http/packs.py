@@ -7,18 +7,31 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from node.errors import ConsentError
 from node.pack_folder import PackFolder, tenant_folder
 from node.save import HeldCut, write_pack
+from node.serving.reuse import ForeignTrail
 
 if TYPE_CHECKING:
     from node.binding import PackBinding
     from node.engine_thread import EngineThread
     from node.http.access import Call
+    from node.stream import Stream
 
 
 def folder_of(call: Call, root: Path) -> PackFolder:
     """The caller's packs below ``root``."""
     return PackFolder(tenant_folder(root, call.tenant, call.serving.tenants.default))
+
+
+def require_own_rows(stream: Stream) -> None:
+    """Refuse rows that other numerics computed: a pack would say that they are this node's.
+
+    Raises:
+        ConsentError: They are such rows.
+    """
+    if isinstance(stream.trail, ForeignTrail):
+        raise ConsentError("rows that another build computed go on here, but are not saved again")
 
 
 async def written(

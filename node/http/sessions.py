@@ -22,13 +22,14 @@ from node.errors import SessionMovedError, SessionNotFoundError
 from node.http.access import Access, Answer, Call, Endpoint
 from node.http.errors import ApiError, bad_request
 from node.http.hangup import unless_gone
-from node.http.packs import folder_of, written
+from node.http.packs import folder_of, require_own_rows, written
 from node.http.sse import EventStream, event
 from node.migration.orders import Order, Progress
 from node.migration.park import ParkOrder
 from node.migration.report import as_object, result_message
 from node.migration.restore import RestoreOrder
 from node.save import cut_now
+from node.serving.reuse import ForeignTrail
 from node.session import Session, check_session_id
 from node.transient import is_transient
 from node.unpack import unpack
@@ -186,6 +187,7 @@ async def _save(call: Call, session: Session, filename: str) -> dict[str, Any]:
     serving, start = call.serving, time.monotonic()
     sessions, binding = serving.sessions, serving.tenants.binding(call.tenant)
     async with sessions.hold(session.session_id, session.token) as held:
+        require_own_rows(held)
         await sessions.work_off(held)
         cut = await cut_now(serving.engine, binding, held)
     # What may change was copied: the session goes on while the rest is read and written.
@@ -221,6 +223,7 @@ async def _restore(call: Call, name: str, filename: str, accept: bool) -> dict[s
         async with sessions.hold(name, session.token):
             session.generation, session.token_ids = found.generation, list(found.token_ids)
             session.tenant = _tag(call)
+            session.trail = None if found.exact else ForeignTrail()
             session.restore(found.state)
     except BaseException:
         await sessions.end(session)

@@ -21,9 +21,9 @@ from node.errors import OverloadedError
 from node.http.access import Access, Answer, Call, Endpoint
 from node.http.errors import ApiError, bad_request, not_found, unavailable
 from node.http.hangup import unless_gone
-from node.http.packs import folder_of, written
+from node.http.packs import folder_of, require_own_rows, written
 from node.save import cut_stream
-from node.serving.reuse import NoTrail
+from node.serving.reuse import ForeignTrail
 from node.serving.slots import Held, Slot, SlotState
 from node.stream import Stream
 from node.unpack import unpack
@@ -132,6 +132,7 @@ async def _save(call: Call, index: int, folder: PackFolder, order: SlotFile) -> 
     binding = serving.tenants.binding(call.tenant)
     async with _lent(serving, index) as slot:
         stream = _own(slot, call.tenant).stream
+        require_own_rows(stream)
         cut = await cut_stream(serving.engine, binding, stream)
     # What may change was copied: the slot makes answers again while the rest is written.
     file_bytes = await written(serving.engine, binding, cut, folder, order.filename)
@@ -153,7 +154,7 @@ async def _restore(call: Call, index: int, folder: PackFolder, order: SlotFile) 
     stream = Stream(found.generation, found.token_ids, vocab_size, found.decoding)
     if not found.exact:
         # A cut of it would say that these rows are of this node's numerics.
-        stream.trail = NoTrail()
+        stream.trail = ForeignTrail()
     async with _lent(serving, index) as slot:
         slot.hold(Held(call.tenant, stream))
     return {

@@ -25,6 +25,7 @@ from node.serving.calls import EngineCalls
 from node.serving.counts import Counts
 from node.serving.logprobs import token_logprob
 from node.serving.order import (
+    Fallback,
     Finished,
     FinishReason,
     MissReason,
@@ -79,12 +80,14 @@ class Start:
         rung: Where.
         miss: Why not more.
         restored_bytes: Plaintext brought back for it.
+        fallback: Why no producer computed it, where one should have.
     """
 
     cached_tokens: int = 0
     rung: Rung = Rung.NONE
     miss: MissReason = MissReason.COLD
     restored_bytes: int = 0
+    fallback: Fallback = Fallback.NONE
 
 
 class Course:
@@ -156,7 +159,9 @@ class Course:
     def _go_on(self, held: Held) -> Stream:
         """In the context that the slot holds."""
         self._slot.take_held()
-        self._start = Start(held.stream.position, Rung.CURRENT, MissReason.NONE)
+        self._start = Start(
+            held.stream.position, Rung.CURRENT, MissReason.NONE, fallback=self._start.fallback
+        )
         self._slot.stream = held.stream
         held.stream.turn_to(self._order.token_ids, self._order.decoding)
         self._follow(held.stream, None)
@@ -176,7 +181,7 @@ class Course:
             model = tools.call.engine.model
             base = Base(await tools.call(model.new_generation), miss=MissReason.DAMAGED)
         tools.counts.restored_bytes += base.restored_bytes
-        self._start = Start(base.position, base.rung, base.miss, base.restored_bytes)
+        self._start = Start(base.position, base.rung, base.miss, base.restored_bytes, base.fallback)
         return base
 
     def _stream_from(self, base: Base) -> Stream:
@@ -267,6 +272,9 @@ class Course:
         while True:
             async with access.held() as stream:
                 if stream.is_worked_off:
+                    if self._start.rung is Rung.REMOTE:
+                        # Computed elsewhere, up to the end of the prompt: no cut of it is here.
+                        await self._trail.cut(HoldKind.PROMPT)
                     return
                 size = await self._prefill_call(stream)
                 self._tools.counts.prefilled_tokens += size
@@ -373,6 +381,7 @@ class Course:
             rung=start.rung,
             miss=start.miss,
             restored_bytes=start.restored_bytes,
+            fallback=start.fallback,
             queued_s=begun - run.submitted_s,
             first_token_s=first - run.submitted_s,
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from node.serving.order import Rung
 from node.serving.producer import Failure
 from node.serving.remote import RemotePrefill
-from node.serving.reuse import Base, Ladder, NoTrail, Trail
+from node.serving.reuse import Base, ForeignTrail, Ladder, Trail
 
 if TYPE_CHECKING:
     from node.stream import Stream
@@ -52,5 +52,5 @@ class RemoteLadder:
     def trail(self, tenant: str, stream: Stream, base: Base | None) -> Trail:
         """A trail that keeps nothing where rows are not of this node's numerics."""
         if base is not None and not base.exact:
-            return NoTrail()
+            return ForeignTrail()
         return self._kept.trail(tenant, stream, base)

@@ -127,6 +127,10 @@ class NoTrail:
         """Nothing."""
 
 
+class ForeignTrail(NoTrail):
+    """That of rows which other numerics computed: whatever is kept of them would say otherwise."""
+
+
 class NoReuse:
     """Keeps nothing: every answer is computed, except what a slot still holds."""
 

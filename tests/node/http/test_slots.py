@@ -20,7 +20,7 @@ from node.http import slots as slots_module
 from node.http.auth import add_key
 from node.serving.options import ServingOptions
 from node.serving.order import Finished, Rung, RunOrder
-from node.serving.reuse import NoTrail
+from node.serving.reuse import ForeignTrail
 
 
 @contextlib.asynccontextmanager
@@ -208,7 +208,9 @@ def test_a_pack_of_another_model_or_build_is_not_taken_for_this_ones(
             assert taken.json()["n_restored"] == held
             async with web.serving.floor.lend(1 - slot) as lent:
                 # No cut of it may say that its rows are of this node's numerics.
-                assert isinstance(lent.held.stream.trail, NoTrail)
+                assert isinstance(lent.held.stream.trail, ForeignTrail)
+            again = await act(client, 1 - slot, "save", filename="two")
+            assert code(again) == (409, "consent_needed")
         async with slotted(tmp_path, harness.TRAINED) as (_, client):
             answer = await act(client, 0, "restore", filename="one")
             assert answer.status_code in (403, 409), answer.text

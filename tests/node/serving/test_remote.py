@@ -14,7 +14,7 @@ from node.config import Address
 from node.serving.order import Fallback, MissReason, Rung
 from node.serving.producer import Arrival, Failure, ProducerOrder
 from node.serving.remote_ladder import RemoteLadder
-from node.serving.reuse import NoReuse, NoTrail
+from node.serving.reuse import ForeignTrail, NoReuse
 
 
 @pytest.mark.parametrize("tokens", [2, 17, 256, 1300])
@@ -90,7 +90,7 @@ def test_no_cut_is_kept_of_rows_that_are_not_of_this_nodes_numerics(world):
             base = await ladder.begin("tests", prompt(100))
             assert ladder.trail("tests", None, base) == "kept"
             foreign = dataclasses.replace(base, exact=False)
-            assert isinstance(ladder.trail("tests", None, foreign), NoTrail)
+            assert isinstance(ladder.trail("tests", None, foreign), ForeignTrail)
 
     run(work())
 
