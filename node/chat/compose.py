@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import Final, overload
 
 from engine import ChatTemplateError
 from node.chat.messages import Messages
@@ -17,6 +17,9 @@ from node.chat.tools import Tool
 from node.chat.transcripts import Found, known_of
 from node.chat.turns import Conversation
 from node.errors import ContextLengthError
+
+#: No encoder needs so many times as many tokens for a text as a model did that generated it.
+_FEW: Final = 2
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -124,18 +127,29 @@ def compose(
         FormatError: Tools were given and the template writes none.
     """
     parts = Conversation.of(request.messages)
-    decided = _decide(parts, PromptCounts(renderer, request, parts), budget)
     before = 0 if found is None else found.transcript.dropped_messages
-    prompt = None
-    if found is not None and before == decided.dropped_messages:
-        known = known_of(found, request.messages, len(parts.leading))
-        new = request.messages[found.covered_messages :]
-        prompt = renderer.continue_from(known, new, request.tools, request.options)
-    if prompt is None or len(prompt.token_ids) > budget.room:
-        # Known ids may be a few more than their text takes when it is encoded.
+    prompt = None if found is None or before else _continued(renderer, request, parts, found)
+    whole = None if prompt is None else len(prompt.token_ids)
+    if whole is not None and _FEW * whole > budget.room:
+        # Known ids may be some more or fewer than their text takes when it is encoded, and the
+        # text decides. Far below the room that is no question, and the text need not be encoded.
+        whole = None
+    decided = _decide(parts, PromptCounts(renderer, request, parts, whole), budget)
+    if found is not None and prompt is None and before == decided.dropped_messages:
+        prompt = _continued(renderer, request, parts, found)
+    fits = prompt is not None and len(prompt.token_ids) <= budget.room
+    if prompt is None or not fits or before != decided.dropped_messages:
         prompt = renderer.prompt(decided.messages, request.tools, request.options)
     shifted = found is not None and before < decided.dropped_messages
     return _composed(prompt, decided, shifted=shifted)
+
+
+def _continued(
+    renderer: Renderer, request: ChatRequest, parts: Conversation, found: Found
+) -> Prompt:
+    known = known_of(found, request.messages, len(parts.leading))
+    new = request.messages[found.covered_messages :]
+    return renderer.continue_from(known, new, request.tools, request.options)
 
 
 def compose_next(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from engine import ChatTemplateError
 from kvpack.errors import FormatError
 from node.chat.messages import Message, Messages
-from node.chat.splice import Codec, Splice, Spliced, splice
+from node.chat.splice import Codec, Splice, Spliced, TokenTable, splice
 from node.chat.tools import Tool, tool_objects
 from node.chat.turns import turn_starts
 
@@ -99,7 +99,7 @@ class Renderer:
             ModelFolderError: Tokens of its tokenizer do not stand for bytes.
         """
         self._model = model
-        self._codec = Codec(model.encode, model.token_bytes())
+        self._codec = Codec(model.encode, TokenTable(model.token_bytes()).__getitem__)
 
     def prompt(
         self,

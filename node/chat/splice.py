@@ -45,6 +45,22 @@ class Spliced:
     splice: Splice
 
 
+class TokenTable(dict[int, bytes]):
+    """Bytes of each token, asked for once; not more entries than the tokenizer has tokens.
+
+    A context is read again with every turn: from a table a hundred thousand tokens take
+    milliseconds.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._token_bytes = token_bytes
+
+    def __missing__(self, token_id: int) -> bytes:
+        found = self[token_id] = self._token_bytes(token_id)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Codec:
     """Text to ids, and each id to bytes.

@@ -10,6 +10,7 @@ It covers tokenizer, template, its options and the tools, so ids of another mode
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -187,7 +188,8 @@ class Found:
 
 async def find(transcripts: Transcripts, terms: Terms, messages: Messages) -> Found | None:
     """The longest beginning of ``messages`` that ends with an answer and whose ids are kept."""
-    chain = digests(terms, messages)
+    # As long as the conversation, which may be megabytes: not on the loop.
+    chain = await asyncio.to_thread(digests, terms, messages)
     answers = [
         index
         for index in range(len(messages) - 1, -1, -1)
@@ -204,8 +206,8 @@ async def keep(
     transcripts: Transcripts, terms: Terms, messages: Messages, transcript: Transcript
 ) -> None:
     """Keep the ids of ``messages``, whose last one is the answer as the client got it."""
-    digest = digests(terms, messages)[-1]
-    await transcripts.put_transcript(terms.key.tenant, digest, transcript)
+    chain = await asyncio.to_thread(digests, terms, messages)
+    await transcripts.put_transcript(terms.key.tenant, chain[-1], transcript)
 
 
 def known_of(found: Found, messages: Messages, leading: int) -> Known:
