@@ -1,4 +1,4 @@
-"""What a node remembers of its clients: responses, conversations, answers, transcripts, counts.
+"""What a node remembers of its clients: responses, conversations, answers, transcripts.
 
 One SQLite file of mode 0600. It is the only place on disk where text of users lies in the clear.
 """
@@ -16,7 +16,6 @@ from node.records.values import (
     Bounds,
     Context,
     ConversationRecord,
-    Counts,
     ResponseRecord,
 )
 
@@ -27,7 +26,6 @@ __all__ = [
     "ConflictError",
     "Context",
     "ConversationRecord",
-    "Counts",
     "RecordMissingError",
     "Records",
     "RecordsError",

@@ -1,17 +1,12 @@
-"""Answers for retries, transcripts, and what tenants used: functions of one transaction."""
+"""Answers for retries, and transcripts: functions of one transaction."""
 
 from __future__ import annotations
 
-import dataclasses
 import sqlite3
 from collections.abc import Sequence
-from typing import Final
 
 from node.records.errors import ConflictError
-from node.records.values import Answer, Bounds, Counts
-
-#: How long counts of a day are kept, in days.
-COUNT_DAYS: Final = 40
+from node.records.values import Answer, Bounds
 
 
 def put_answer(
@@ -101,26 +96,3 @@ def find_transcript(
         if row is not None:
             return index, bytes(row[0])
     return None
-
-
-def add_counts(connection: sqlite3.Connection, tenant: str, day: int, counts: Counts) -> None:
-    """Add to what a tenant used on a day (days since 1970). Old days go."""
-    connection.execute(
-        """INSERT INTO counts VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, day) DO UPDATE SET
-           requests = requests + excluded.requests,
-           prompt_tokens = prompt_tokens + excluded.prompt_tokens,
-           completion_tokens = completion_tokens + excluded.completion_tokens,
-           refused = refused + excluded.refused""",
-        (tenant, day, *dataclasses.astuple(counts)),
-    )
-    connection.execute("DELETE FROM counts WHERE day < ?", (day - COUNT_DAYS,))
-
-
-def read_counts(connection: sqlite3.Connection, tenant: str, day: int) -> Counts:
-    """What a tenant used on a day."""
-    row = connection.execute(
-        """SELECT requests, prompt_tokens, completion_tokens, refused FROM counts
-           WHERE tenant = ? AND day = ?""",
-        (tenant, day),
-    ).fetchone()
-    return Counts() if row is None else Counts(*row)

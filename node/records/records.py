@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from node.database import Database, DatabaseUnavailable
 from node.records import answers, conversations, responses
@@ -20,14 +20,11 @@ from node.records.values import (
     Answer,
     Bounds,
     ConversationRecord,
-    Counts,
     ResponseRecord,
     check_tenant,
 )
 
 _T = TypeVar("_T")
-
-DAY_S: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -115,21 +112,16 @@ class Records:
             raise RecordMissingError(f"response {_name(response_id)}: not found")
         await self._wipe()
 
-    async def make_conversation(
-        self, record: ConversationRecord, answer: Answer | None = None
-    ) -> None:
+    async def make_conversation(self, record: ConversationRecord) -> None:
         """Keep a new conversation.
 
         Raises:
             RecordsFullError: The tenant has as many as it may.
             ConflictError: The name is taken.
         """
-
-        def work(connection: sqlite3.Connection) -> None:
-            conversations.make_conversation(connection, record, self.bounds)
-            self._put_answer(connection, record.tenant, answer)
-
-        await self._run(work)
+        await self._run(
+            lambda connection: conversations.make_conversation(connection, record, self.bounds)
+        )
 
     async def adopt_conversation(self, record: ConversationRecord) -> None:
         """Keep a conversation that came with its session, in the place of what was known of it."""
@@ -204,18 +196,6 @@ class Records:
         return await self._look(
             lambda connection: answers.find_transcript(connection, tenant, digests)
         )
-
-    async def count(self, tenant: str, counts: Counts) -> None:
-        """Add to what a tenant used today."""
-        day = self.now() // DAY_S
-        await self._run(
-            lambda connection: answers.add_counts(connection, check_tenant(tenant), day, counts)
-        )
-
-    async def counted(self, tenant: str) -> Counts:
-        """What a tenant used today, counted in UTC."""
-        day = self.now() // DAY_S
-        return await self._look(lambda connection: answers.read_counts(connection, tenant, day))
 
     async def close(self) -> None:
         """Close the file."""

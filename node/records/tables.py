@@ -44,10 +44,6 @@ SCHEMA: Final = (
         id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, digest BLOB NOT NULL, value BLOB NOT NULL,
         used INTEGER NOT NULL, bytes INTEGER NOT NULL, UNIQUE (tenant, digest)) STRICT""",
     "CREATE INDEX IF NOT EXISTS transcripts_used ON transcripts (tenant, used, bytes)",
-    """CREATE TABLE IF NOT EXISTS counts (
-        tenant TEXT NOT NULL, day INTEGER NOT NULL, requests INTEGER NOT NULL,
-        prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
-        refused INTEGER NOT NULL, PRIMARY KEY (tenant, day)) STRICT, WITHOUT ROWID""",
 )
 
 _LENGTH_BYTES: Final = 4

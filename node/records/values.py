@@ -15,6 +15,9 @@ TENANT_CHARS_MAX: Final = 100
 #: A whole answer as JSON: a long answer with its logprobs is far below.
 BODY_BYTES_MAX: Final = 8 << 20
 METADATA_BYTES_MAX: Final = 64 << 10
+
+#: All messages of one context, those that a policy dropped among them.
+CONTEXT_BYTES_MAX: Final = 8 << 20
 INSTRUCTIONS_CHARS_MAX: Final = 1 << 20
 DIGEST_BYTES: Final = 32
 KEY_CHARS_MAX: Final = 255
@@ -81,6 +84,8 @@ class Context:
         limits.check_range("context.messages", count, 0, MESSAGES_MAX, "messages")
         for message in self.messages:
             limits.check_range("context.messages", len(message), 1, MESSAGE_BYTES_MAX, "bytes")
+        total = sum(map(len, self.messages))
+        limits.check_range("context.messages", total, 0, CONTEXT_BYTES_MAX, "bytes")
         limits.check_range("context.lead", self.lead, 0, count)
         limits.check_range("context.kept_from", self.kept_from, self.lead, count)
         high = INSTRUCTIONS_CHARS_MAX
@@ -207,20 +212,6 @@ class Answer:
 
     def __repr__(self) -> str:
         return f"Answer({self.status}, {len(self.body)} bytes)"
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What a tenant used in one day, counted in UTC. ``prompt_tokens`` include cached ones."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    refused: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("requests", "prompt_tokens", "completion_tokens", "refused"):
-            limits.check_range(f"counts.{name}", getattr(self, name), 0, _COUNTER_MAX)
 
 
 def check_tenant(tenant: str) -> str:

@@ -11,28 +11,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kvpack.errors import KvpackError, LimitError
-from node.directory import Released
+from node.directory import Ownership, Record, Released
 from node.errors import SessionNotFoundError
 from node.records import (
-    Answer,
     BusyError,
     ConflictError,
     Context,
     ConversationRecord,
     RecordMissingError,
     Records,
+    RecordsFullError,
     Turn,
 )
+from node.records.values import CONTEXT_BYTES_MAX
 from node.remembered import Remembered
 from node.serving.said import Heading, Said, new_id
 from node.session import Session
 from node.sessions import Sessions
-from node.state import STATE_BYTES_MAX
+from node.state import MESSAGES_MAX, STATE_BYTES_MAX
 
 log = logging.getLogger(__name__)
 
@@ -77,12 +78,10 @@ class Conversations:
             RecordsError: The records cannot be read.
             DirectoryError: The directory cannot be read.
         """
-        for name in await self._records.conversations():
-            if isinstance(await self._sessions.directory.owner(name), Released):
-                await self._forget(name)
+        await self._sweep(lambda owner: isinstance(owner, Released))
 
     async def create(
-        self, tenant: str, said: Sequence[Said], metadata: bytes, answer: Answer | None = None
+        self, tenant: str, said: Sequence[Said], metadata: bytes
     ) -> ConversationRecord:
         """A new conversation, which this node owns.
 
@@ -96,7 +95,11 @@ class Conversations:
         )
         carried = carried_by(record)
         # The record first: a claim without one would be a session that nobody knows.
-        await self._records.make_conversation(record)
+        try:
+            await self._records.make_conversation(record)
+        except RecordsFullError:
+            await self._sweep(self._is_elsewhere)
+            await self._records.make_conversation(record)
         try:
             session = await self._sessions.open(record.conversation_id)
         except KvpackError:
@@ -243,10 +246,18 @@ class Conversations:
         log.info("conversation %s: came at revision %d", name, heading.revision)
         return adopted
 
-    async def _forget(self, name: str) -> None:
-        record = await self._records.conversation(name)
-        if record is not None:
-            await self._records.delete_conversation(record)
+    async def _sweep(self, wanted: Callable[[Record | None], bool]) -> None:
+        """Forget the conversations whose owner is ``wanted``."""
+        for name in await self._records.conversations():
+            if wanted(await self._sessions.directory.owner(name)):
+                record = await self._records.conversation(name)
+                if record is not None:
+                    await self._records.delete_conversation(record)
+
+    def _is_elsewhere(self, owner: Record | None) -> bool:
+        """Whether a conversation went away: of it, only what was dropped is known here alone."""
+        moved = isinstance(owner, Ownership) and owner.node != self._sessions.node
+        return moved or isinstance(owner, Released)
 
 
 def is_conversation(session: Session) -> bool:
@@ -271,15 +282,21 @@ def said_by(context: Context) -> list[Said]:
 def with_messages(context: Context, said: Sequence[Said]) -> Context:
     """``context`` with ``said`` at its end. Its tokens stay those of before.
 
+    Where that is more than one holds, the oldest of those messages go that a policy dropped.
+
     Raises:
-        LimitError: More than a conversation holds.
+        LimitError: More than a conversation holds without them.
     """
-    messages = (*context.messages, *(one.encode() for one in said))
+    messages = [*context.messages, *(one.encode() for one in said)]
     lead = context.lead
     if lead == len(context.messages):
         lead += _leading(said)
     kept_from = max(context.kept_from, lead)
-    return dataclasses.replace(context, messages=messages, lead=lead, kept_from=kept_from)
+    size = sum(map(len, messages))
+    while kept_from > lead and (len(messages) > MESSAGES_MAX or size > CONTEXT_BYTES_MAX):
+        size -= len(messages.pop(lead))
+        kept_from -= 1
+    return dataclasses.replace(context, messages=tuple(messages), lead=lead, kept_from=kept_from)
 
 
 def carried_by(record: ConversationRecord) -> tuple[bytes, ...]:

@@ -17,7 +17,6 @@ from node.records import (
     ConflictError,
     Context,
     ConversationRecord,
-    Counts,
     RecordMissingError,
     Records,
     RecordsError,
@@ -232,18 +231,6 @@ def test_answers_and_transcripts_are_bounded(tmp_path):
     asyncio.run(fill())
 
 
-def test_counts_add_up_by_tenant_and_day(records, clock):
-    async def count():
-        await records.count("a", Counts(1, 100, 20))
-        await records.count("a", Counts(1, 50, 5, 1))
-        await records.count("b", Counts(refused=1))
-        assert await records.counted("a") == Counts(2, 150, 25, 1)
-        clock.now_s += 86_400
-        assert await records.counted("a") == Counts()
-
-    asyncio.run(count())
-
-
 def test_another_programs_file_is_refused(tmp_path):
     path = tmp_path / "records.sqlite"
     path.write_bytes(b"something else entirely, and long enough to be looked at" * 20)
@@ -261,6 +248,7 @@ def test_another_programs_file_is_refused(tmp_path):
         (lambda: Context((SECRET,), 2), "context.lead"),
         (lambda: Context((SECRET,), 1, 0), "context.kept_from"),
         (lambda: Context((b"",)), "context.messages"),
+        (lambda: Context((b"x" * (1 << 20),) * 9), "context.messages"),
         (lambda: response("../up"), "session_id"),
         (lambda: response("resp_1", tenant=""), "tenant"),
         (lambda: Answer("", DIGEST, 200, b""), "idempotency_key"),

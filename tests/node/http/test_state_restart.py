@@ -1,0 +1,131 @@
+"""What clients were told survives ``kill -9``: responses, conversations, answers to retries."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import harness
+import openai
+import pytest
+
+FIELDS = {"model": "default_model", "max_output_tokens": 8}
+KEY = {"extra_headers": {"Idempotency-Key": "the-turn"}}
+LONG = "The sea was calm and the ship went on through the night. " * 12
+
+#: A store makes cuts durable in the background; a turn is acknowledged before.
+SETTLED_S = 20.0
+
+
+@contextlib.contextmanager
+def process(data_dir):
+    """A node that will be killed, and a client of it."""
+    with (
+        harness.served(data_dir) as node,
+        openai.OpenAI(base_url=node.v1, api_key="none", max_retries=0) as client,
+    ):
+        yield node, client
+
+
+@contextlib.asynccontextmanager
+async def again(data_dir):
+    """A node over the same files, and a client of it."""
+    async with (
+        harness.web_node(data_dir) as web,
+        openai.AsyncOpenAI(base_url=web.v1, api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def say(client, conversation_id, text, **more):
+    asked = {**FIELDS, **more}
+    return client.responses.create(**asked, conversation=conversation_id, input=text)
+
+
+def settled(node):
+    """Wait until no file of the store is new any more."""
+    end, seen = time.monotonic() + SETTLED_S, -1
+    while time.monotonic() < end:
+        now = sum(1 for _ in (node.data_dir / "store").rglob("*"))
+        if now == seen:
+            return
+        seen = now
+        time.sleep(0.5)
+
+
+def evaluated(response):
+    return response.to_dict()["kvpack"]["evaluated_tokens"]
+
+
+def test_all_that_was_answered_is_there_after_kill_9(tmp_path):
+    with process(tmp_path / "data") as (node, client):
+        name = client.conversations.create(metadata={"a": "b"}).id
+        first = say(client, name, LONG)
+        turn = say(client, name, "Who are you?", **KEY)
+        chain = client.responses.create(**FIELDS, input=LONG + "And then?")
+        empty = client.conversations.create()
+        settled(node)
+        node.kill()
+
+    async def after():
+        async with again(tmp_path / "data") as client:
+            # A retry is told what was answered, and is no second turn.
+            assert await say(client, name, "Who are you?", **KEY) == turn
+            found = await client.conversations.retrieve(name)
+            assert (found.revision, found.metadata) == (2, {"a": "b"})
+            listed = (await client.conversations.items.list(name, order="asc")).data
+            assert [item.content[0].text for item in listed] == [
+                LONG, first.output_text, "Who are you?", turn.output_text,
+            ]  # fmt: skip
+            assert await client.responses.retrieve(chain.id) == chain
+            third = await say(client, name, "Go on.", extra_body={"expected_revision": 2})
+            new = third.usage.input_tokens - turn.usage.total_tokens
+            assert third.usage.input_tokens_details.cached_tokens >= turn.usage.total_tokens - 1
+            assert third.to_dict()["kvpack"]["rung"] == "durable"
+            assert evaluated(third) <= new + 16
+            more = await client.responses.create(
+                **FIELDS, previous_response_id=chain.id, input="Go on."
+            )
+            assert evaluated(more) <= 16 + 16
+            # A conversation in which nothing was said yet is there, too.
+            assert (await say(client, empty.id, "Hello there")).conversation.revision == 1
+        # A twin that nothing happened to says the same.
+        async with again(tmp_path / "twin") as client:
+            twin = (await client.conversations.create()).id
+            said = [await say(client, twin, text) for text in (LONG, "Who are you?", "Go on.")]
+            assert [one.output_text for one in said] == [
+                first.output_text, turn.output_text, third.output_text,
+            ]  # fmt: skip
+
+    harness.within(after(), 120)
+
+
+def test_turn_that_a_kill_broke_off_never_happened(tmp_path):
+    with process(tmp_path / "data") as (node, client):
+        name = client.conversations.create().id
+        first = say(client, name, "Hello there")
+        stream = say(client, name, "Tell all.", stream=True, max_output_tokens=500, **KEY)
+        for _, event in zip(range(8), stream, strict=False):
+            assert not event.type.endswith(("completed", "incomplete", "failed"))
+        node.kill()
+        stream.close()
+
+    async def after():
+        async with again(tmp_path / "data") as client:
+            assert (await client.conversations.retrieve(name)).revision == 1
+            assert len((await client.conversations.items.list(name)).data) == 2
+            # Its key was not used up by what did not happen.
+            turn = await say(client, name, "Tell all.", **KEY)
+            assert turn.conversation.revision == 2
+            twin = await client.responses.create(
+                **FIELDS, previous_response_id=first.id, input="Tell all."
+            )
+            assert twin.output_text == turn.output_text
+            await client.conversations.delete(name)
+        # And what was given up stays so.
+        async with again(tmp_path / "data") as client:
+            for call in (client.conversations.retrieve, client.conversations.delete):
+                with pytest.raises(openai.NotFoundError):
+                    await call(name)
+
+    harness.within(after(), 120)
