@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.requests import Request
@@ -24,7 +25,7 @@ from node.http.audit import Audit
 from node.http.auth import LiveKeys, key_of
 from node.http.errors import ApiError, Refusal, broken, refusal_of, unavailable
 from node.http.hangup import ClientGone
-from node.http.limits import IN_FLIGHT_MAX
+from node.http.limits import HEAD_BYTES_MAX, IN_FLIGHT_MAX
 from node.http.options import HttpOptions
 from node.http.origin import check_host, check_origin
 from node.http.quota import Quotas
@@ -252,6 +253,7 @@ class Guarded:
         door, endpoint = self._door, self._endpoint
         caller: Caller | None = None
         try:
+            _check_head(request)
             check_origin(request.headers, door.options.allowed_origins, request.url.scheme)
             caller = door.caller(request, endpoint.access)
             with door.inside(endpoint, caller):
@@ -271,6 +273,20 @@ class Guarded:
             if told.status is None:
                 await broken().response()(request.scope, request.receive, told)
             raise
+
+
+def _check_head(request: Request) -> None:
+    """The HTTP parser bounds what is incomplete; this bounds what came at once.
+
+    Raises:
+        ApiError: 431.
+    """
+    size = sum(len(name) + len(value) for name, value in request.headers.raw)
+    if size + len(request.scope["raw_path"]) > HEAD_BYTES_MAX:
+        raise ApiError(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large",
+            f"headers: expected at most {HEAD_BYTES_MAX} bytes",
+        )  # fmt: skip
 
 
 class _Told:

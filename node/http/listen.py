@@ -108,7 +108,7 @@ async def listening(options: HttpOptions, app: ASGIApp) -> AsyncIterator[Address
         server_header=False,
         limit_concurrency=CONNECTIONS_MAX,
         backlog=BACKLOG,
-        timeout_keep_alive=int(HEAD_S),
+        timeout_keep_alive=max(1, int(HEAD_S)),
         timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
         ssl_context_factory=None if tls is None else lambda *_: tls,

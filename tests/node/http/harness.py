@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -205,3 +207,18 @@ def until(found, seconds: float = 10.0, step: float = 0.02):
             return value
         time.sleep(step)
     raise AssertionError(f"nothing in {seconds} s (load {os.getloadavg()[0]:.1f})")
+
+
+def ask(url: str, method: str = "GET", body: bytes | None = None, **headers: str):
+    """``(status, headers, body)`` of one request, made by the standard library."""
+    request = urllib.request.Request(url, body, headers, method=method)  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
+
+
+def code(answer) -> str:
+    """The stable word of a refusal that :func:`ask` met."""
+    return json.loads(answer[2])["error"]["code"]

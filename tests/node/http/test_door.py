@@ -5,28 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import urllib.error
-import urllib.request
 
 import harness
 import pytest
+from harness import ask, code
 
 from node.http.access import Access
 from node.http.routes import ENDPOINTS
-
-
-def ask(url: str, method: str = "GET", body: bytes | None = None, **headers: str):
-    """``(status, headers, body)`` of one request, made by the standard library."""
-    request = urllib.request.Request(url, body, headers, method=method)  # noqa: S310
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
-            return answer.status, answer.headers, answer.read()
-    except urllib.error.HTTPError as error:
-        return error.code, error.headers, error.read()
-
-
-def code(answer) -> str:
-    return json.loads(answer[2])["error"]["code"]
 
 
 @pytest.fixture(scope="module")
