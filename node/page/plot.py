@@ -54,7 +54,8 @@ def memory_plot(shape: MemoryShape, positions: list[int]) -> str:
     """The figure: curves, one pair of dots for each length in ``positions``, and the legend."""
     axes = axes_for(shape, positions)
     words = html.escape(_words(shape, positions))
-    up = "".join(f"<span>{tick_text(axes.size * i // TICKS)}</span>" for i in range(TICKS, -1, -1))
+    ticks = [axes.size * i // TICKS for i in range(TICKS, -1, -1)]
+    up = "".join(f"<span>{tick_text(tick, axes.size)}</span>" for tick in ticks)
     along = "".join(
         f"<span>{count_text(axes.tokens * i // TICKS)}</span>" for i in range(1, TICKS + 1)
     )

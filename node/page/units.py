@@ -23,12 +23,12 @@ def bytes_text(count: float) -> str:
     return f"{size:.{digits}f} {_BYTE_UNITS[unit]}"
 
 
-def tick_text(count: int) -> str:
-    """The same for an axis, whose values are whole numbers of their unit."""
-    size, unit = count, 0
-    while size and size % 1024 == 0 and unit < len(_BYTE_UNITS) - 1:
-        size, unit = size // 1024, unit + 1
-    return f"{size:,} {_BYTE_UNITS[unit]}" if count else "0"
+def tick_text(count: int, most: int) -> str:
+    """``count`` bytes on an axis that ends at ``most``: all ticks of one axis have one unit."""
+    unit = 0
+    while most >= 1024 and unit < len(_BYTE_UNITS) - 1:
+        most, unit = most // 1024, unit + 1
+    return f"{count / 1024**unit:g} {_BYTE_UNITS[unit]}" if count else "0"
 
 
 def count_text(count: int) -> str:
@@ -87,4 +87,6 @@ def percent_text(share: float) -> str:
 
 def rate_text(per_s: float) -> str:
     """Things per second, with a digit after the point where there are few."""
+    if not per_s:
+        return "0"
     return f"{per_s:.1f}" if per_s < 100 else f"{per_s:,.0f}"

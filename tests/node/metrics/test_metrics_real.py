@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
 import subprocess
@@ -13,12 +14,15 @@ import urllib.request
 from collections.abc import Iterator
 
 import harness
+import httpx2
 from metrics_support import DEPLOY, program, samples
 
 #: What Grafana puts in for its variables.
 VARIABLES = {"$__rate_interval": "10s", "$instance": ".*", "[1h]": "[10s]"}
 
 SCRAPE_S = 0.25
+
+WAYS = ("finished", "cancelled", "stalled", "failed")
 
 
 def get(url: str, seconds: float = 10.0) -> str:
@@ -95,29 +99,48 @@ def test_a_real_prometheus_answers_every_question_of_the_dashboard(tmp_path):
     questions = expressions()
     assert len(questions) > 30
     with harness.served(tmp_path / "data") as node:
-        for path in ("/v1/models", "/v1/models/other"):
-            with contextlib.suppress(urllib.error.HTTPError):
-                get(node.base_url + path)
+        usages = [chat(node.base_url, "Call me Ishmael.")["usage"] for _ in range(2)]
+        with contextlib.suppress(urllib.error.HTTPError):
+            get(f"{node.base_url}/v1/models/other")
         with prometheus(tmp_path, node.base_url.removeprefix("http://")) as base:
             # Rates want some scrapes.
             harness.until(lambda: scrapes(base) >= 4, seconds=20)
-            unanswered = {}
-            for question in questions:
-                asked = question
-                for variable, value in VARIABLES.items():
-                    asked = asked.replace(variable, value)
-                answer = ask(base, asked)
-                if answer["status"] != "success" or not answer["data"]["result"]:
-                    unanswered[question] = answer
-            assert unanswered == {}
-            (refused,) = ask(base, 'kvpack_refusals_total{reason="model_not_found"}')["data"][
-                "result"
-            ]
-            assert refused["value"][1] == "1"
+            assert [one for one in questions if not is_answered(base, one)] == []
+            assert value(base, 'kvpack_refusals_total{reason="model_not_found"}') == 1
+            # The same numbers as in the usage blocks.
+            for question, field in (
+                ("sum(kvpack_prompt_tokens_total)", "prompt_tokens"),
+                ("kvpack_generated_tokens_total", "completion_tokens"),
+            ):
+                assert value(base, question) == sum(usage[field] for usage in usages)
             rules = json.loads(get(f"{base}/api/v1/rules"))["data"]["groups"]
             states = {rule["name"]: rule["health"] for group in rules for rule in group["rules"]}
             assert len(states) == 10
             assert set(states.values()) <= {"ok", "unknown"}
+
+
+def is_answered(base: str, question: str) -> bool:
+    """Whether Prometheus finds a result for ``question``, with Grafana's variables put in."""
+    for variable, word in VARIABLES.items():
+        question = question.replace(variable, word)
+    answer = ask(base, question)
+    return answer["status"] == "success" and bool(answer["data"]["result"])
+
+
+def value(base: str, expression: str) -> float:
+    (row,) = ask(base, expression)["data"]["result"]
+    return float(row["value"][1])
+
+
+def chat(base_url: str, text: str, max_tokens: int = 4) -> dict:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
+    request = urllib.request.Request(  # noqa: S310 - our own address
+        f"{base_url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - our own address
+        return json.load(answer)
 
 
 def scrapes(base: str) -> int:
@@ -125,19 +148,52 @@ def scrapes(base: str) -> int:
     return int(result[0]["value"][1]) if result else 0
 
 
-def test_counters_of_a_real_node_only_grow(tmp_path, model_dir):
-    async def grow():
-        async with harness.web_node(tmp_path / "data", model_dir) as web:
-            metrics = web.node.entrance.door.desk.metrics
-            before = samples(metrics.exposition().decode())
-            await fetch(web.base_url + "/v1/models")
-            after = samples(metrics.exposition().decode())
-            grown = 'kvpack_http_answers_total{door="other",status="2xx"}'
-            assert after[grown] == before[grown] + 1
-            counted = [name for name in before if name.partition("{")[0].endswith("_total")]
-            assert [name for name in counted if after[name] < before[name]] == []
+def test_counters_only_grow_while_answers_come_and_are_hung_up_on(tmp_path):
+    """Scraped all the while; in the end they agree with each other and with the usage blocks."""
 
-    harness.within(grow())
+    async def grow():
+        async with harness.web_node(tmp_path / "data") as web:
+            scrape = web.node.entrance.door.desk.metrics.exposition
+            seen = [samples(scrape().decode())]
+
+            async def look():
+                while True:
+                    await asyncio.sleep(0.1)
+                    seen.append(samples(scrape().decode()))
+
+            looking = asyncio.create_task(look())
+            async with httpx2.AsyncClient(base_url=web.base_url, timeout=60) as client:
+                usages = [one async for one in talked(client)]
+            await asyncio.sleep(0.3)
+            looking.cancel()
+            return usages, seen, samples(scrape().decode())
+
+    usages, seen, last = harness.within(grow())
+    counted = [name for name in last if name.partition("{")[0].endswith(("_total", "_bucket"))]
+    for before, after in itertools.pairwise([*seen, last]):
+        assert [name for name in counted if after[name] < before.get(name, 0.0)] == []
+    ended = {way: last[f'kvpack_answers_total{{outcome="{way}"}}'] for way in WAYS}
+    assert ended == {"finished": len(usages), "cancelled": 2, "stalled": 0, "failed": 0}
+    assert sum(ended.values()) == last["kvpack_answers_submitted_total"]
+    by_source = [n for name, n in last.items() if name.startswith("kvpack_prompt_tokens_total")]
+    computed = last['kvpack_prompt_tokens_total{source="computed"}']
+    assert sum(by_source) >= sum(usage["prompt_tokens"] for usage in usages)
+    assert computed <= sum(by_source)
+    hits = sum(n for name, n in last.items() if name.startswith("kvpack_cache_hits_total"))
+    assert hits <= last["kvpack_cache_lookups_total"]
+    assert last["kvpack_first_token_seconds_count"] >= len(usages)
+
+
+async def talked(client):
+    """Usage of whole answers; between them two streams whose client hangs up."""
+    for number in range(4):
+        body = {"messages": [{"role": "user", "content": f"Call me {number}."}], "max_tokens": 6}
+        if number % 2:
+            endless = body | {"stream": True, "max_tokens": 400}
+            async with client.stream("POST", "/v1/chat/completions", json=endless) as answer:
+                lines = answer.aiter_lines()
+                await anext(lines)
+        yield (await client.post("/v1/chat/completions", json=body)).json()["usage"]
 
 
 def test_no_request_fails_because_of_a_metric(tmp_path, model_dir, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
-
 from node_support import move, prompt, run
 
 from node.errors import PeerAnswerError

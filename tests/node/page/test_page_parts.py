@@ -176,6 +176,16 @@ def test_durations_are_read_at_a_glance(seconds, text):
     assert units.seconds_text(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("most", "texts"),
+    [(512 << 20, ["0", "128 MiB", "256 MiB", "384 MiB", "512 MiB"]),
+     (2 << 20, ["0", "0.5 MiB", "1 MiB", "1.5 MiB", "2 MiB"]),
+     (4, ["0", "1 B", "2 B", "3 B", "4 B"])],
+)  # fmt: skip
+def test_an_axis_has_one_unit(most, texts):
+    assert [units.tick_text(most * i // 4, most) for i in range(5)] == texts
+
+
 def test_shares_never_say_all_or_nothing_where_it_is_not_so():
     assert [units.percent_text(share) for share in (0, 0.004, 0.5, 0.996, 1)] == [
         "0 %", "< 1 %", "50 %", "> 99 %", "100 %",
