@@ -108,11 +108,29 @@ _MLX_LM: Final = _several(
             help="A template to be used instead of the model's own: its text, or a file of it.",
         ),
         click.option(
+            "--log-level", default="INFO", show_default=True,
+            type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]),
+        ),
+        click.option(
             "--prompt-cache-bytes", "--cache-bytes", "cache_bytes", type=_Bytes(),
             default=CACHE_BYTES, metavar="SIZE", help="Rows kept in memory; default: 1 GiB.",
         ),
     ]
 )  # fmt: skip
+
+#: Options of mlx_lm.server that change no answer here: taken, so that its command lines go on
+#: working, and said to be of no use. What would change an answer is no option, and refused.
+_OF_NO_USE: Final = (
+    "--prompt-cache-size",
+    "--decode-concurrency",
+    "--prompt-concurrency",
+    "--prefill-step-size",
+    "--num-draft-tokens",
+)
+
+_IGNORED: Final = _several(
+    [click.option(name, type=int, hidden=True, expose_value=True) for name in _OF_NO_USE]
+)
 
 #: What only this server has.
 _SERVING: Final = _several(
@@ -196,6 +214,7 @@ _NODE: Final = _several(
 
 @click.command()
 @_MLX_LM
+@_IGNORED
 @_SERVING
 @_NODE
 def serve(**options: Any) -> None:  # noqa: ANN401 - click's
@@ -210,6 +229,9 @@ def serve(**options: Any) -> None:  # noqa: ANN401 - click's
     """
     from node.shipped import require_model
 
+    for name in _OF_NO_USE:
+        if options[name.removeprefix("--").replace("-", "_")] is not None:
+            click.echo(f"kvnode: hint: {name} changes nothing here", err=True)
     if options["fault_points"]:
         from node.fault_points import arm
 
@@ -219,7 +241,11 @@ def serve(**options: Any) -> None:  # noqa: ANN401 - click's
     let_grpc_speak()
     from node.daemon import serve as run
 
-    run(config, stop_on_stdin_end=options["stop_on_stdin_end"])
+    run(
+        config,
+        stop_on_stdin_end=options["stop_on_stdin_end"],
+        log_level=options["log_level"],
+    )
 
 
 def serve_config(options: dict[str, Any], folder: Path) -> ServeConfig:
@@ -282,7 +308,7 @@ def _serving_options(options: dict[str, Any]) -> ServingOptions:
         options["cache_bytes"],
         answer,
         _template(options["chat_template"]),
-        options["slot_save_path"],
+        None if options["slot_save_path"] is None else options["slot_save_path"].absolute(),
         PrefillAt(options["prefill"]),
         options["producer"],
         options["remote_min_tokens"],

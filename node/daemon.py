@@ -16,20 +16,27 @@ from node.server import SERVED, Fitting, Node, running
 log = logging.getLogger(__name__)
 
 
-def serve(config: ServeConfig, *, stop_on_stdin_end: bool, fitting: Fitting = SERVED) -> None:
+def serve(
+    config: ServeConfig,
+    *,
+    stop_on_stdin_end: bool,
+    fitting: Fitting = SERVED,
+    log_level: str = "INFO",
+) -> None:
     """Serve until SIGTERM or SIGINT. Prints one JSON line once it accepts calls.
 
     Args:
         config: What to serve, and where.
         stop_on_stdin_end: Stop also when standard input ends: a parent that dies takes us along.
         fitting: What a measurement puts in the place of the node's parts.
+        log_level: Of the log on standard error.
 
     Raises:
         KvpackError: The node could not be started.
     """
     with handshakes_heard():
         logging.basicConfig(
-            level=logging.INFO,
+            level=log_level,
             stream=sys.stderr,
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )

@@ -1,0 +1,116 @@
+"""``kvnode serve``: its options, alone and against each other."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import harness
+import pytest
+from click.testing import CliRunner
+from harness import TRAINED, ask, served
+
+from node import cli_serve
+from node.cli import main
+from node.config import Address, default_data_dir
+from node.errors import UsageError
+from node.serving.options import AnswerDefaults, ContextPolicy, PrefillAt
+
+
+def config(monkeypatch, *arguments: str):
+    """What a command line would serve."""
+    found = []
+
+    def run(config, **_):
+        found.append(config)
+
+    monkeypatch.setattr("node.daemon.serve", run)
+    done = CliRunner().invoke(main, ["serve", "--model", str(TRAINED), *arguments])
+    assert done.exit_code == 0, done.output
+    return found[0]
+
+
+def refused(*arguments: str) -> str:
+    done = CliRunner().invoke(main, ["serve", "--model", str(TRAINED), *arguments])
+    assert done.exit_code == 2, done.output
+    return done.output
+
+
+def test_a_model_alone_is_served_over_http_as_mlx_lm_server_does(monkeypatch):
+    plain = config(monkeypatch)
+    assert plain.http.address == Address("127.0.0.1", 8080)
+    assert (plain.address, plain.credentials_dir) == (None, None)
+    assert plain.data_dir == default_data_dir(TRAINED)
+    assert plain.directory_url == f"sqlite:{plain.data_dir / 'directory.sqlite'}"
+    assert plain.serving.answer == AnswerDefaults(512, 0.0, 1.0, 0, 0.0)
+    assert plain.serving.context_policy is ContextPolicy.SHIFT
+    assert plain.http.allowed_origins == ()
+
+
+def test_options_of_mlx_lm_server_mean_what_they_mean_there(monkeypatch, tmp_path):
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    given = config(
+        monkeypatch, "--host", "localhost", "--port", "9000", "--temp", "0.7", "--top-p", "0.9",
+        "--top-k", "40", "--min-p", "0.05", "--max-tokens", "99", "--prompt-cache-bytes", "2GB",
+        "--allowed-origins", "http://a.example, http://b.example", "--log-level", "WARNING",
+        "--chat-template", str(tmp_path / "chat.jinja"), "--prompt-cache-size", "10",
+        "--prefill-step-size", "512", "--data-dir", str(tmp_path / "d"),
+    )  # fmt: skip
+    assert given.http.address == Address("localhost", 9000)
+    assert given.serving.answer == AnswerDefaults(99, 0.7, 0.9, 40, 0.05)
+    assert given.serving.cache_bytes == 2_000_000_000
+    assert given.http.allowed_origins == ("http://a.example", "http://b.example")
+    assert given.serving.chat_template == "{{ messages }}"
+    assert config(monkeypatch, "--chat-template", "{{ x }}").serving.chat_template == "{{ x }}"
+
+
+def test_grpc_alone_has_no_http_port_and_needs_what_it_always_needed(monkeypatch, tmp_path):
+    grpc = ["--grpc", "127.0.0.1:0", "--data-dir", str(tmp_path), "--credentials", str(tmp_path)]
+    alone = config(monkeypatch, *grpc, "--directory", "sqlite:x")
+    assert alone.http is None and alone.address == Address("127.0.0.1", 0)
+    both = config(monkeypatch, *grpc, "--directory", "sqlite:x", "--port", "0")
+    assert both.http.address == Address("127.0.0.1", 0)
+    assert "--directory" in refused(*grpc)
+    assert "--data-dir" in refused("--grpc", "127.0.0.1:0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--host", "0.0.0.0"), "--host 0.0.0.0"),  # noqa: S104
+        (("--tls-key", "x"), "--tls-cert"),
+        (("--prefill", "remote"), "--producer"),
+        (("--producer", "a@b:1"), "--prefill"),
+        (("--slots", "5"), "--slots"),
+        (("--cache-bytes", "lots"), "lots"),
+        (("--kv-bits", "4"), "--kv-bits"),
+        (("--adapter-path", "x"), "--adapter-path"),
+    ],
+)
+def test_contradictions_and_options_that_would_change_answers_are_refused(arguments, named):
+    assert named in refused(*arguments)
+
+
+def test_a_default_data_folder_is_the_models_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    first, second = (default_data_dir(Path(place)) for place in ("/a/tiny", "/b/tiny"))
+    assert first != second and first.name.startswith("tiny-")
+    assert default_data_dir(Path("/a/x/../tiny")) == first
+    with pytest.raises(UsageError):
+        cli_serve.serve_config({"address": "nowhere"}, Path())
+    assert PrefillAt("remote") is PrefillAt.REMOTE
+
+
+def test_a_tiny_node_is_ready_in_three_seconds(tmp_path, model_dir):
+    """On a machine that has its cores for itself; where several share them, as many times that."""
+    import os
+
+    with served(tmp_path / "warm-up", model=model_dir):
+        pass
+    started = time.monotonic()
+    with served(tmp_path / "data", model=model_dir) as node:
+        took = time.monotonic() - started
+        assert ask(f"{node.base_url}/health")[0] == 200
+    load = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    assert took < 3.0 * load * (2 if load > 1 else 1), (took, load)
+    assert took < harness.START_S
