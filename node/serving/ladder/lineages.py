@@ -50,6 +50,9 @@ class Lineages:
         self._tips: dict[bytes, _Tip] = {}
         self._taken: set[bytes] = set()
 
+    def __len__(self) -> int:
+        return len(self._holds)
+
     def load(self, holds: Iterable[Hold]) -> None:
         """Take what lies in the store for all there is."""
         self._holds.clear()

@@ -12,14 +12,15 @@ from node.engine_thread import EngineThread
 
 @pytest.fixture(scope="session")
 def engines(tmp_path_factory):
-    """``engines(arch)``: a loaded tiny model with a window of 16 tokens."""
-    loaded: dict[str, EngineThread] = {}
+    """``engines(arch, window)``: a loaded tiny model."""
+    loaded: dict[tuple[str, int], EngineThread] = {}
 
-    def engine_of(arch: str) -> EngineThread:
-        if arch not in loaded:
-            folder = ladder_support.make_model(tmp_path_factory.mktemp("models") / arch, arch)
-            loaded[arch] = asyncio.run(EngineThread.load(folder))
-        return loaded[arch]
+    def engine_of(arch: str, window: int = ladder_support.WINDOW) -> EngineThread:
+        if (arch, window) not in loaded:
+            folder = tmp_path_factory.mktemp("models") / arch
+            ladder_support.make_model(folder, arch, window)
+            loaded[arch, window] = asyncio.run(EngineThread.load(folder))
+        return loaded[arch, window]
 
     yield engine_of
     for engine in loaded.values():
@@ -28,10 +29,10 @@ def engines(tmp_path_factory):
 
 @pytest.fixture
 def laddered(engines, tmp_path):
-    """``laddered(work, arch, **options)``: run ``work(place)`` with a ladder over a new store."""
+    """``laddered(work, arch, window)``: run ``work(place)`` with a ladder over a new store."""
 
-    def run(work, arch="muse_glimmer", seconds=60.0, **options):
-        place = ladder_support.Place(engines(arch), tmp_path / "store", **options)
+    def run(work, arch="muse_glimmer", window=ladder_support.WINDOW, seconds=60.0, **options):
+        place = ladder_support.Place(engines(arch, window), tmp_path / "store", **options)
 
         async def bounded():
             async with asyncio.timeout(seconds), place:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from ladder_support import WINDOW, rows, seeded, text
 
+from kvpack.chunk import ChunkClass
 from kvpack.store import HoldKind
 from node.serving.order import MissReason, Rung
 from node.stream import Stream
@@ -13,6 +14,10 @@ ARCHES = ("muse_glimmer", "cohere2", "gemma3", "llama")
 
 #: Around the window, its wraps, the grid of chunks and the grid of calls.
 LENGTHS = (2, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW + 1, 255, 257, 258, 514)
+
+
+#: A window that holds whole blocks of the grid, which are sealed while they are live.
+WIDE = 520
 
 
 def whole_blocks(place) -> int:
@@ -51,9 +56,12 @@ def test_a_restored_generation_is_the_one_that_was_cut(laddered, arch):
     laddered(work, arch)
 
 
-@pytest.mark.parametrize("arch", ARCHES)
-def test_a_cut_is_of_its_moment_however_far_the_stream_went_on(laddered, arch):
-    """The ring wraps several times, and a block ends, before the cut is even read."""
+@pytest.mark.parametrize(
+    ("arch", "window"),
+    [*((arch, WINDOW) for arch in ARCHES), ("muse_glimmer", WIDE)],
+)
+def test_a_cut_is_of_its_moment_however_far_the_stream_went_on(laddered, arch, window):
+    """The ring wraps, and blocks end, before the cut is even read."""
 
     async def work(place):
         engine, ladder = place.engine, place.ladder
@@ -61,21 +69,49 @@ def test_a_cut_is_of_its_moment_however_far_the_stream_went_on(laddered, arch):
         base = await ladder.begin("ours", ids)
         stream = Stream(base.generation, ids, engine.model.vocab_size)
         trail = ladder.trail("ours", stream, base)
-        await engine.call(stream.prefill_next, stream.backlog_call(512))
         cuts = []
-        for _ in range(4):
+        for _ in range(3):
+            while size := stream.backlog_call(512):
+                await engine.call(stream.prefill_next, size)
             await trail.cut(HoldKind.TURN)
             cuts.append((list(stream.token_ids), await rows(engine, stream.generation)))
-            for _ in range(WINDOW + 1):
-                await engine.call(stream.decode_next)
+            await engine.call(stream.decode_next)
+            stream.extend(text(window + 1, stream.position))
         trail.end()
         await ladder.settled()
+        await place.again()
         for ids, held in cuts:
-            base = await ladder.begin("ours", ids)
+            base = await place.ladder.begin("ours", ids)
             assert base.position == len(ids) - 1
             assert await rows(engine, base.generation) == held
+        assert place.ladder.accounts.dropped == 0
 
-    laddered(work, arch)
+    laddered(work, arch, window)
+
+
+def test_whole_blocks_of_a_window_are_sealed_once_while_they_are_live(laddered):
+    """Cuts a few tokens apart share all of a window but its first and last rows."""
+
+    async def work(place):
+        engine, ladder = place.engine, place.ladder
+        turn = await place.answer(text(700), 1)
+        for number in range(2):
+            turn = await place.answer([*turn.stream.token_ids, *text(60, number)], 1)
+            await ladder.settled()
+        rings = [
+            ref
+            for hold in place.holds()
+            for ref in place.reader(hold.cut_id).references(ChunkClass.SWA)
+            if ref.token_count == 256 and hold.position > 690
+        ]
+        assert any(ref.is_trimmed for ref in rings) and ladder.accounts.dropped == 0
+        assert len({ref.first_position for ref in rings}) == len({r.seal_id for r in rings}) == 2
+        await place.again()
+        base = await place.ladder.begin("ours", turn.stream.token_ids)
+        assert base.position == turn.stream.position
+        assert await rows(engine, base.generation) == await rows(engine, turn.stream.generation)
+
+    laddered(work, window=WIDE)
 
 
 @pytest.mark.parametrize("choice", ["greedy", "seeded"])

@@ -9,10 +9,13 @@ import threading
 import pytest
 from ladder_support import rows, text
 
+from kvpack.chunk import ChunkClass, seal_component
 from kvpack.identity import NumericsFingerprint
-from kvpack.store import Budget, HoldKind, StoreError
+from kvpack.store import Budget, CutWriter, HoldKind, StoreError, open_store
 from kvpack.store.names import chunk_name
+from node.serving.ladder import keeper as keeper_module
 from node.serving.ladder import ladder as ladder_module
+from node.serving.ladder.writing import tools
 from node.serving.order import MissReason, Rung
 
 
@@ -165,19 +168,20 @@ def test_without_room_cuts_are_dropped_and_answers_go_on(laddered, bytes_max):
 def test_where_room_is_short_what_was_used_longest_ago_goes(laddered):
     async def work(place):
         turns = []
-        for number in range(12):
+        for number in range(8):
             turns.append(await place.answer(text(300, number), 2))
             await place.ladder.settled()
         accounts = place.ladder.accounts
         assert accounts.evicted > 0 and accounts.dropped == 0
         used = sum(path.stat().st_size for path in place.folder.rglob("*") if path.is_file())
-        assert used <= 600_000
+        assert used <= 400_000
+        assert len(place.ladder._lineages) == len({hold.cut_id for hold in place.holds()})
         newest = await place.ladder.begin("ours", turns[-1].stream.token_ids)
         assert newest.position == turns[-1].stream.position
         oldest = await place.ladder.begin("ours", turns[0].stream.token_ids)
         assert (oldest.position, oldest.miss) == (0, MissReason.COLD)
 
-    laddered(work, budget=Budget(600_000, 0))
+    laddered(work, budget=Budget(400_000, 0))
 
 
 def test_cuts_beyond_what_may_wait_are_counted_and_dropped(laddered, monkeypatch):
@@ -198,6 +202,54 @@ def test_cuts_beyond_what_may_wait_are_counted_and_dropped(laddered, monkeypatch
         await place.ladder.settled()
         assert accounts.published + accounts.dropped == 48
         assert place.ladder.pending == place.ladder.pending_bytes == 0
+
+    laddered(work)
+
+
+def test_what_waits_holds_no_more_memory_than_it_may(laddered, monkeypatch):
+    monkeypatch.setattr(keeper_module, "WAITING_BYTES_MAX", 30_000)
+
+    async def work(place):
+        keeper = place.ladder._keeper
+        gate, write = asyncio.Event(), keeper._write
+
+        async def held(capture):
+            await gate.wait()
+            return await write(capture)
+
+        monkeypatch.setattr(keeper, "_write", held)
+        for number in range(4):
+            await place.answer(text(40, number), 1)
+            assert place.ladder.pending_bytes <= 30_000
+        assert place.ladder.pending == 2
+        gate.set()
+        await place.ladder.settled()
+        assert place.ladder.accounts.dropped == 6
+
+    laddered(work)
+
+
+def test_a_cut_of_the_whole_prompt_is_not_taken_even_with_its_logits(laddered):
+    """The last token is always computed: what comes of it has the shape of a single call."""
+
+    async def work(place):
+        turn = await place.answer(text(40), 1)
+        await place.ladder.settled()
+        cuts = {hold.position: hold.cut_id for hold in place.holds()}
+        cut = place.reader(cuts[40]).cut
+        binding, store = place.binding("ours"), open_store(place.folder)
+        logits = seal_component(binding.context, ChunkClass.FINAL_LOGITS, 39, 1, b"logits")
+        with CutWriter(
+            store, place.keyring, cut.header_bytes, tools(Budget(free_bytes_min=0))
+        ) as w:
+            w.rely(cut.manifest.references)
+            w.add([logits])
+            references = (*cut.manifest.references, logits.reference)
+            manifest = dataclasses.replace(cut.manifest, references=references)
+            w.publish(manifest, bytes(16), HoldKind.TURN, text(40))
+        base = await place.ladder.begin("ours", text(40))
+        assert base.position == 39
+        assert turn.stream.position == 40
 
     laddered(work)
 
@@ -270,7 +322,7 @@ def test_a_cut_that_is_cancelled_half_way_spoils_no_later_one(laddered, monkeypa
 
     async def work(place):
         engine, ladder = place.engine, place.ladder
-        turn = await place.answer(text(600), 3, cuts=False)
+        turn = await place.answer(text(700), 3, cuts=False)
         trail = ladder.trail("ours", turn.stream, turn.base)
         task = asyncio.create_task(trail.cut(HoldKind.TURN))
         await asyncio.sleep(0)
@@ -287,7 +339,7 @@ def test_a_cut_that_is_cancelled_half_way_spoils_no_later_one(laddered, monkeypa
         assert base.position == turn.stream.position
         assert ladder.accounts.dropped == 0
 
-    laddered(work)
+    laddered(work, window=520)
 
 
 def test_rows_that_this_node_did_not_compute_are_never_kept(laddered):

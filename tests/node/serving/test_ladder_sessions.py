@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from ladder_support import rows, seeded, text
@@ -11,6 +12,7 @@ from kvpack.identity import NumericsFingerprint
 from kvpack.store import HoldKind, NotStoredError
 from node.directory import OwnershipToken
 from node.errors import ConsentError, InventoryError, SessionStateError
+from node.serving.ladder.collector import Collector
 from node.serving.ladder.lineages import Lineages, is_text, new_lineage
 from node.session import Session
 from node.stream import Stream
@@ -181,6 +183,25 @@ def test_no_text_grows_among_the_cuts_of_a_session(laddered):
         assert await place.ladder.newest_cut("ours", "talk") == kept
         ours = lineage_of(place.binding("ours"), "talk")
         assert {hold.cut_id for hold in place.holds() if hold.lineage == ours} == {kept}
+
+    laddered(work)
+
+
+def test_a_text_that_goes_on_right_after_a_start_stays_in_its_lineage(laddered, monkeypatch):
+    async def work(place):
+        turn = await place.answer(text(300), 2)
+        await place.ladder.settled()
+        holds = Collector.holds
+
+        def slowly(collector):
+            time.sleep(0.2)
+            return holds(collector)
+
+        monkeypatch.setattr(Collector, "holds", slowly)
+        await place.again()
+        await place.answer([*turn.stream.token_ids, *text(30)], 2)
+        await place.ladder.settled()
+        assert len({hold.lineage for hold in place.holds()}) == 1
 
     laddered(work)
 
