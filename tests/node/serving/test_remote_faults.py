@@ -19,9 +19,13 @@ from remote_support import (
     remote_of,
 )
 
+from node.client import NodeClient
 from node.config import Address
+from node.errors import PeerAnswerError
 from node.migration.moves import Moves
+from node.migration.orders import Progress
 from node.migration.producer import Producer
+from node.pb.v1 import session_pb2
 from node.serving.order import Fallback
 from node.serving.producer import Arrival, Failure
 from node.serving.remote import RemotePrefill
@@ -176,12 +180,55 @@ def test_a_caller_who_goes_away_ends_it_on_both_ends(world, monkeypatch):
                 began = slow_down(patch, 0.2)
                 asked = asyncio.create_task(remote.prefill(prompt(3000)))
                 await began.wait()
+                while not consumer.transfers.open_offers():
+                    await asyncio.sleep(0.01)
+                # It can be had anew: nothing of it is written to a disk.
+                assert world.spool(CONSUMER) == []
                 asked.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await asked
                 await nothing_left(world, producer, consumer)
             assert remote.under_way == 0
             assert isinstance(await remote.prefill(prompt(100)), Arrival)
+
+    run(work())
+
+
+def test_a_hang_up_alone_ends_it_where_it_is_computed(world, monkeypatch):
+    """As after a crash of who asked: nobody is left to refuse what still comes."""
+
+    async def work():
+        async with producing(world) as (producer, consumer, _):
+            name, began = transient_name(), slow_down(monkeypatch, 0.2)
+            request = session_pb2.MigrateRequest(
+                session_id=transient_name(), copy_as=name, token_ids=prompt(3000), transient=True,
+                target_node=CONSUMER, target_address=str(consumer.address),
+            )  # fmt: skip
+            with consumer.transfers.guests.awaiting(name):
+                where = world.credentials(CONSUMER), PRODUCER, producer.address
+                async with (
+                    NodeClient(*where) as client,
+                    contextlib.aclosing(client.migrate(request)) as events,
+                ):
+                    await anext(events)
+                    await began.wait()
+                await nothing_left(world, producer)
+                assert consumer.transfers.open_offers()
+            await consumer.transfers.dismiss(name)
+
+    run(work())
+
+
+def test_a_producer_that_says_the_same_again_and_again_is_slow(world, monkeypatch):
+    async def stuck(self, session_id, token_ids, order):
+        while True:
+            yield Progress("streaming", 0, 300, 0, 1000)
+            await asyncio.sleep(0.02)
+
+    async def work():
+        async with producing(world, stall_s=0.3, total_s=20) as (_, _, remote):
+            monkeypatch.setattr(Moves, "lend", stuck)
+            assert await failure(remote, within_s=3.0) is Fallback.SLOW
 
     run(work())
 
@@ -297,10 +344,6 @@ def test_a_node_that_ended_in_between_releases_the_session_at_its_next_start(
 
 
 def test_only_names_of_transient_sessions_are_lent(world):
-    from node.client import NodeClient
-    from node.errors import PeerAnswerError
-    from node.pb.v1 import session_pb2
-
     async def work():
         async with producing(world) as (producer, consumer, _):
             for names in (("s", transient_name()), (transient_name(), "c")):
