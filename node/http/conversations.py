@@ -170,8 +170,6 @@ def _without(record: ConversationRecord, item_id: str) -> ConversationRecord:
             messages=messages,
             lead=context.lead - gone * (index < context.lead),
             kept_from=context.kept_from - gone * (index < context.kept_from),
-            # The tokens hold what was taken back.
-            token_ids=(),
         )
         return dataclasses.replace(record, context=changed)
     raise not_found("item: not found", param="item_id")

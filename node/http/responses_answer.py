@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -282,16 +281,6 @@ def cache_object(usage: RunUsage) -> JsonObject:
         "restored_bytes": usage.restored_bytes,
         "fallback": usage.fallback.value,
     }
-
-
-def tools_digest(encoded: Sequence[bytes]) -> bytes:
-    """Of the tools that a prompt was written with; empty for none."""
-    if not encoded:
-        return b""
-    digest = hashlib.sha256()
-    for one in encoded:
-        digest.update(len(one).to_bytes(8, "big") + one)
-    return digest.digest()
 
 
 def _tools(given: Sequence[Any] | None) -> list[JsonObject]:

@@ -24,7 +24,7 @@ from node.http.access import Call
 from node.http.answering import Spelling, budget_of, max_tokens_of, order_of, spent_tokens
 from node.http.errors import ApiError, refusal_of
 from node.http.models import check_model
-from node.http.responses_answer import Head, JsonObject, Telling, tools_digest
+from node.http.responses_answer import Head, JsonObject, Telling
 from node.http.responses_body import Asked
 from node.http.responses_items import items_of
 from node.http.retries import RetryKey
@@ -66,7 +66,6 @@ class Responding:
             "auto" if self._policy is Policy.SHIFT else "disabled",
         )  # fmt: skip
         self._spelling = Spelling(serving)
-        self._tools_digest = tools_digest([tool.encoded for tool in asked.tools])
         self._writing: Writing | None = None
 
     @property
@@ -117,13 +116,12 @@ class Responding:
             ) from None  # fmt: skip
 
     async def _composed(self, context: Context) -> Composed:
-        """The prompt. Tokens of before count where the same system text and tools led to them."""
+        """The prompt. Known tokens stay as far as other instructions or tools leave the text."""
         asked = self._asked
         before = _messages([Said.decode(one) for one in context.kept], "messages")
         if asked.instructions:
             before = (Message(Role.SYSTEM, asked.instructions), *before)
-        same = (context.instructions, context.tools) == (asked.instructions, self._tools_digest)
-        known = Known(before, context.token_ids if same else ())
+        known = Known(before, context.token_ids)
         request = ChatRequest(_messages(asked.said, "input"), asked.tools)
         budget = budget_of(self._serving, self._max_tokens, self._policy)
         return await asyncio.to_thread(compose_next, self._serving.renderer, known, request, budget)
@@ -201,8 +199,6 @@ class Responding:
         after = dataclasses.replace(
             whole,
             kept_from=whole.kept_from + composed.dropped_messages,
-            instructions=asked.instructions,
-            tools=self._tools_digest,
             token_ids=finished.token_ids,
         )
         body = msgspec.json.encode(response)

@@ -19,8 +19,7 @@ SECURE_DELETE: Final = "PRAGMA secure_delete=ON"
 SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS contexts (
         id INTEGER PRIMARY KEY, messages BLOB NOT NULL, lead INTEGER NOT NULL,
-        kept_from INTEGER NOT NULL, instructions TEXT NOT NULL, tools BLOB NOT NULL,
-        token_ids BLOB NOT NULL) STRICT""",
+        kept_from INTEGER NOT NULL, token_ids BLOB NOT NULL) STRICT""",
     """CREATE TABLE IF NOT EXISTS responses (
         id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, response_id TEXT NOT NULL,
         created_at INTEGER NOT NULL, used INTEGER NOT NULL, bytes INTEGER NOT NULL,
@@ -48,17 +47,17 @@ SCHEMA: Final = (
 
 _LENGTH_BYTES: Final = 4
 
-CONTEXT_COLUMNS: Final = "messages, lead, kept_from, instructions, tools, token_ids"
+CONTEXT_COLUMNS: Final = "messages, lead, kept_from, token_ids"
 
 
 def put_context(connection: sqlite3.Connection, context: Context) -> int:
     """Insert ``context`` and return its number."""
     values = (
-        pack_list(context.messages), context.lead, context.kept_from, context.instructions,
-        context.tools, pack_ids(context.token_ids),
+        pack_list(context.messages), context.lead, context.kept_from,
+        pack_ids(context.token_ids),
     )  # fmt: skip
     cursor = connection.execute(
-        f"INSERT INTO contexts ({CONTEXT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608
+        f"INSERT INTO contexts ({CONTEXT_COLUMNS}) VALUES (?, ?, ?, ?)",  # noqa: S608
         values,
     )
     return int(cursor.lastrowid or 0)
@@ -83,16 +82,13 @@ def read_context(row: Sequence[object]) -> Context:
     Raises:
         DatabaseUnavailable: They hold something else than was written.
     """
-    messages, lead, kept_from, instructions, tools, token_ids = row
+    messages, lead, kept_from, token_ids = row
     if not (
         isinstance(messages, bytes) and isinstance(lead, int) and isinstance(kept_from, int)
-        and isinstance(instructions, str) and isinstance(tools, bytes)
         and isinstance(token_ids, bytes)
     ):  # fmt: skip
         raise DatabaseUnavailable("contexts: a column of another type")
-    return Context(
-        unpack_list(messages), lead, kept_from, instructions, tools, unpack_ids(token_ids)
-    )
+    return Context(unpack_list(messages), lead, kept_from, unpack_ids(token_ids))
 
 
 def pack_list(items: Sequence[bytes]) -> bytes:

@@ -18,7 +18,6 @@ METADATA_BYTES_MAX: Final = 64 << 10
 
 #: All messages of one context, those that a policy dropped among them.
 CONTEXT_BYTES_MAX: Final = 8 << 20
-INSTRUCTIONS_CHARS_MAX: Final = 1 << 20
 DIGEST_BYTES: Final = 32
 KEY_CHARS_MAX: Final = 255
 
@@ -63,10 +62,8 @@ class Context:
         messages: All of them, oldest first, one canonical JSON object each. The user's text.
         lead: How many of the first ones are system content, which is never dropped.
         kept_from: The first message after them that the tokens still stand for.
-        instructions: The system text of the last answer, which stands before all messages in its
-            tokens and is none of them.
-        tools: Digest of the tools that were offered then; empty: none.
-        token_ids: What was fed and generated. The user's text.
+        token_ids: What was fed and generated: the kept messages, and before them what belonged to
+            one answer alone, such as its instructions. The user's text.
 
     Raises:
         LimitError: A field is outside its range.
@@ -75,8 +72,6 @@ class Context:
     messages: tuple[bytes, ...] = ()
     lead: int = 0
     kept_from: int = 0
-    instructions: str = ""
-    tools: bytes = b""
     token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -88,9 +83,6 @@ class Context:
         limits.check_range("context.messages", total, 0, CONTEXT_BYTES_MAX, "bytes")
         limits.check_range("context.lead", self.lead, 0, count)
         limits.check_range("context.kept_from", self.kept_from, self.lead, count)
-        high = INSTRUCTIONS_CHARS_MAX
-        limits.check_range("context.instructions", len(self.instructions), 0, high, "characters")
-        limits.check_range("context.tools", len(self.tools), 0, DIGEST_BYTES, "bytes")
         limits.check_range(
             "context.token_ids", len(self.token_ids), 0, limits.POSITION_MAX, "tokens"
         )
@@ -227,5 +219,5 @@ def check_tenant(tenant: str) -> str:
 def size_of(context: Context, *others: Sequence[object]) -> int:
     """About how many bytes a row of these takes: what the bounds count."""
     messages = sum(len(message) + 4 for message in context.messages)
-    sizes = messages + 4 * len(context.token_ids) + 4 * len(context.instructions)
+    sizes = messages + 4 * len(context.token_ids)
     return sizes + sum(len(other) for other in others) + 512

@@ -307,8 +307,7 @@ def carried_by(record: ConversationRecord) -> tuple[bytes, ...]:
     """
     context = record.context
     heading = Heading(
-        record.created_at, record.revision, context.lead, context.instructions, context.tools,
-        record.metadata,
+        record.created_at, record.revision, context.lead, record.metadata
     )  # fmt: skip
     carried = (heading.encode(), *context.kept)
     taken = sum(len(one) + 8 for one in carried)
@@ -328,7 +327,7 @@ def _merged(before: ConversationRecord | None, heading: Heading, session: Sessio
         older = old.messages[old.lead : old.kept_from]
     return Context(
         (*carried[:lead], *older, *carried[lead:]), lead, lead + len(older),
-        heading.instructions, heading.tools, tuple(session.token_ids),
+        tuple(session.token_ids),
     )  # fmt: skip
 
 

@@ -75,16 +75,12 @@ class Heading:
         created_at: Seconds since 1970.
         revision: How often the conversation was changed.
         lead: How many of the messages that follow are system content.
-        instructions: The system text of the last answer, before all messages. The user's text.
-        tools: Digest of the tools that were offered then; empty: none.
         metadata: The client's, a JSON object.
     """
 
     created_at: int
     revision: int
     lead: int = 0
-    instructions: str = ""
-    tools: bytes = b""
     metadata: bytes = b"{}"
 
     def __post_init__(self) -> None:
@@ -102,8 +98,6 @@ class Heading:
                     "created_at": self.created_at,
                     "revision": self.revision,
                     "lead": self.lead,
-                    "instructions": self.instructions,
-                    "tools": self.tools.hex(),
                     "metadata": json.loads(self.metadata),
                 }
             }
@@ -122,19 +116,11 @@ class Heading:
             raise FormatError("conversation", "a heading", "something else")
         if any(name not in found for name in ("created_at", "revision", "lead")):
             raise FormatError("conversation", "created_at, revision and lead", "one is missing")
-        text, tools, metadata = (found.get(name) for name in ("instructions", "tools", "metadata"))
-        if (
-            not isinstance(text, str)
-            or not isinstance(tools, str)
-            or not isinstance(metadata, dict)
-        ):
-            raise FormatError("conversation", "instructions, tools and metadata", "something else")
-        try:
-            digest = bytes.fromhex(tools)
-        except ValueError:
-            raise FormatError("conversation.tools", "hexadecimal digits", "others") from None
+        metadata = found.get("metadata")
+        if not isinstance(metadata, dict):
+            raise FormatError("conversation.metadata", "an object", "something else")
         created_at, revision, lead = (found[name] for name in ("created_at", "revision", "lead"))
-        return cls(created_at, revision, lead, text, digest, _encode(metadata))
+        return cls(created_at, revision, lead, _encode(metadata))
 
 
 def _encode(value: _Object) -> bytes:

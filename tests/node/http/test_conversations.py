@@ -10,6 +10,7 @@ import harness
 import openai
 import pytest
 
+from node.errors import SessionNotFoundError
 from node.http.auth import add_key
 from node.serving.options import ServingOptions
 
@@ -202,7 +203,7 @@ def test_item_that_is_taken_back_was_never_said(tmp_path):
 def test_conversation_that_outgrows_its_context_shifts_or_is_refused(tmp_path):
     async def live():
         options = ServingOptions(max_context=112)
-        async with talking(tmp_path, options) as (_, client):
+        async with talking(tmp_path, options) as (web, client):
             made = await client.conversations.create()
             texts = [f"Tell me of the sea, the ship and day {number}." for number in range(6)]
             for text in texts:
@@ -210,8 +211,11 @@ def test_conversation_that_outgrows_its_context_shifts_or_is_refused(tmp_path):
             now = await client.conversations.retrieve(made.id)
             assert now.context_epoch >= 1
             assert now.revision == len(texts)
-            # All of it is still listed, and the context holds whole newest turns of it.
+            # All of it is still listed; the context, and what moves, are whole newest turns of it.
             assert len(await texts_of(client, made)) == 2 * len(texts)
+            kept = (await web.serving.records.conversation(made.id)).context.kept
+            assert len(kept) < 2 * len(texts) and b"day 5" in kept[-2]
+            assert (await web.serving.sessions.find(made.id)).messages[1:] == kept
             assert answer.usage.input_tokens < 112
             assert answer.truncation == "auto"
             with pytest.raises(openai.BadRequestError) as caught:
@@ -287,6 +291,8 @@ def test_tenants_see_their_own_and_may_have_so_many(tmp_path):
                 await refused(call, 404)
             # A node's own tenant is another one: its doors do not show these sessions.
             assert web.serving.sessions.page("", 10) == ([], "")
+            with pytest.raises(SessionNotFoundError):
+                await web.serving.sessions.find(made.id)
             await one.conversations.create()
             error = await refused(one.conversations.create(), 429)
             assert error.code == "records_full"

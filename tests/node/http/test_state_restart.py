@@ -34,7 +34,7 @@ async def again(data_dir):
         harness.web_node(data_dir) as web,
         openai.AsyncOpenAI(base_url=web.v1, api_key="none", max_retries=0) as client,
     ):
-        yield client
+        yield web, client
 
 
 def say(client, conversation_id, text, **more):
@@ -68,7 +68,10 @@ def test_all_that_was_answered_is_there_after_kill_9(tmp_path):
         node.kill()
 
     async def after():
-        async with again(tmp_path / "data") as client:
+        async with again(tmp_path / "data") as (web, client):
+            # Its session knows all of its tokens, and has no row in memory yet.
+            session = await web.serving.sessions.find(name)
+            assert (session.asleep, session.next_index) == (True, turn.usage.total_tokens)
             # A retry is told what was answered, and is no second turn.
             assert await say(client, name, "Who are you?", **KEY) == turn
             found = await client.conversations.retrieve(name)
@@ -90,7 +93,7 @@ def test_all_that_was_answered_is_there_after_kill_9(tmp_path):
             # A conversation in which nothing was said yet is there, too.
             assert (await say(client, empty.id, "Hello there")).conversation.revision == 1
         # A twin that nothing happened to says the same.
-        async with again(tmp_path / "twin") as client:
+        async with again(tmp_path / "twin") as (_, client):
             twin = (await client.conversations.create()).id
             said = [await say(client, twin, text) for text in (LONG, "Who are you?", "Go on.")]
             assert [one.output_text for one in said] == [
@@ -111,7 +114,7 @@ def test_turn_that_a_kill_broke_off_never_happened(tmp_path):
         stream.close()
 
     async def after():
-        async with again(tmp_path / "data") as client:
+        async with again(tmp_path / "data") as (_, client):
             assert (await client.conversations.retrieve(name)).revision == 1
             assert len((await client.conversations.items.list(name)).data) == 2
             # Its key was not used up by what did not happen.
@@ -123,7 +126,7 @@ def test_turn_that_a_kill_broke_off_never_happened(tmp_path):
             assert twin.output_text == turn.output_text
             await client.conversations.delete(name)
         # And what was given up stays so.
-        async with again(tmp_path / "data") as client:
+        async with again(tmp_path / "data") as (_, client):
             for call in (client.conversations.retrieve, client.conversations.delete):
                 with pytest.raises(openai.NotFoundError):
                     await call(name)

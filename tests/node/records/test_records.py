@@ -63,7 +63,7 @@ def conversation(name="conv_1", **changes):
 
 
 def test_response_comes_back_as_it_was_kept(records):
-    kept = Context((b"{}", SECRET, b"[1]"), 1, 2, "be brief", b"tools", (0, 7, (1 << 31) - 1))
+    kept = Context((b"{}", SECRET, b"[1]"), 1, 2, (0, 7, (1 << 31) - 1))
     made = response("resp_1", kept=kept, body=b'{"id":"resp_1"}')
     asyncio.run(records.commit(Turn("a", made)))
     assert asyncio.run(records.response("a", "resp_1")) == made
