@@ -3,8 +3,8 @@
 The engine's line is first come, first served. An answer that decodes has one step in it and asks
 for the next when it has the result, so several of them take turns by themselves. A prefill call is
 far longer than a step. So there is at most one of them in the line, whoever asks, and it is a short
-one while anybody decodes: a step then waits for one short call at most, and two prefills take
-turns.
+one while anybody decodes, and it is put there only when all that decode have their next step in the
+line: a step then waits for one short call at most, and two prefills take turns.
 
 Calls end on the absolute grid whatever their size. Whoever decodes can only be known by having
 said so: an answer nobody reads says nothing, and costs others no time.
@@ -29,58 +29,90 @@ SHORT_CALL_TOKENS: Final = 64
 STILL_S: Final = 1.0
 
 
+#: A prefill call lets those go first who are between two steps, but not longer than so: a token
+#: is made into text in far less, and a session may wait for its directory.
+GRACE_S: Final = 0.05
+
+
 class Decoder:
-    """One that decodes now."""
+    """One that decodes now.
 
-    __slots__ = ("_clock", "stepped_s")
+    Attributes:
+        stepped_s: When it last asked for a step.
+        asked: Whether it asked since the last prefill call was put into the line.
+    """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.stepped_s = clock()
+    __slots__ = ("_pace", "asked", "stepped_s")
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self.asked = False
+        self.stepped_s = pace.clock()
 
     def stepped(self) -> None:
-        """A step was made, or is asked for."""
-        self.stepped_s = self._clock()
+        """A step is put into the line now."""
+        self.stepped_s, self.asked = self._pace.clock(), True
+        self._pace.stir()
 
     def still(self) -> None:
-        """No step is asked for until the next one is: nobody has to hurry for it."""
+        """No step is asked for until the next one is: nobody has to hurry for it, or wait."""
         self.stepped_s = -math.inf
+        self._pace.stir()
 
 
 class Pace:
     """Turns at one engine. Belongs to the event loop.
 
-    Args:
+    Attributes:
         clock: Seconds, monotonic.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self.clock = clock
         self._decoders: set[Decoder] = set()
         self._turn = asyncio.Lock()
+        self._stirred = asyncio.Event()
 
     @contextlib.contextmanager
     def decoding(self) -> Iterator[Decoder]:
         """Decode while the block runs; say so at each step."""
-        decoder = Decoder(self._clock)
+        decoder = Decoder(self)
         self._decoders.add(decoder)
         try:
             yield decoder
         finally:
             self._decoders.discard(decoder)
+            self.stir()
+
+    def stir(self) -> None:
+        """Somebody decodes otherwise than before: whoever waits for that looks again."""
+        self._stirred.set()
 
     @contextlib.asynccontextmanager
     async def prefill_turn(self) -> AsyncIterator[int]:
         """One prefill call's turn: the block makes at most one, on the grid of so many tokens."""
         async with self._turn:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GRACE_S):
+                    await self._all_asked()
+            for decoder in self._decoders:
+                decoder.asked = False
             yield self.grid_tokens()
+
+    async def _all_asked(self) -> None:
+        while any(not decoder.asked for decoder in self._busy()):
+            self._stirred.clear()
+            await self._stirred.wait()
 
     @property
     def is_busy(self) -> bool:
         """Whether somebody decodes now."""
-        since = self._clock() - STILL_S
-        return any(decoder.stepped_s > since for decoder in self._decoders)
+        return bool(self._busy())
 
     def grid_tokens(self) -> int:
         """The grid on which a prefill call that begins now has to end."""
-        return SHORT_CALL_TOKENS if self.is_busy else CALL_TOKENS
+        return SHORT_CALL_TOKENS if self._busy() else CALL_TOKENS
+
+    def _busy(self) -> list[Decoder]:
+        since = self.clock() - STILL_S
+        return [decoder for decoder in self._decoders if decoder.stepped_s > since]

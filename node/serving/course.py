@@ -305,7 +305,6 @@ class Course:
                 async with access.held() as stream:
                     decoder.stepped()
                     decoded = await self._tools.call(stream.decode_next)
-                    decoder.stepped()
                     reason = await self._tell(stream, decoded)
                     if reason is not None:
                         return await self._finish(stream, reason)
