@@ -23,6 +23,7 @@ OTHER: Final = "other"
 #: Routes that are counted apart: those that compute.
 DOORS: Final[Mapping[str, str]] = {
     "/v1/chat/completions": "chat",
+    "/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
 }
@@ -46,9 +47,9 @@ class Recorder:
         self.clock_s = clock_s
         self.refused: Counter[str] = Counter({"busy": 0})
         self.answered: Counter[tuple[str, str]] = Counter(
-            {(door, "2xx"): 0 for door in (*DOORS.values(), OTHER)}
+            {(door, "2xx"): 0 for door in sorted({*DOORS.values(), OTHER})}
         )
-        self.answer_s = {door: Histogram() for door in (*DOORS.values(), OTHER)}
+        self.answer_s = {door: Histogram() for door in sorted({*DOORS.values(), OTHER})}
         self.moves: Counter[tuple[str, str, str]] = Counter(
             {(way.value, "move", "done"): 0 for way in Direction}
         )

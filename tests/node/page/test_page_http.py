@@ -142,3 +142,17 @@ def test_a_keyed_node_shows_itself_to_administrators_alone(tmp_path, model_dir):
             assert (await client.get("/metrics", headers=bearer)).status_code == 200
 
     harness.within(look())
+
+
+def test_a_node_whose_state_is_uncertain_says_so(tmp_path, model_dir):
+    async def look():
+        async with node(tmp_path, model_dir) as (web, client):
+            assert 'kvpack_health{state="ok"} 1.0' in (await client.get("/metrics")).text
+            web.serving.floor.health.latch(MemoryError())
+            scraped = (await client.get("/metrics")).text
+            assert 'kvpack_health{state="ok"} 0.0' in scraped
+            assert 'kvpack_health{state="unhealthy"} 1.0' in scraped
+            page = (await client.get("/")).text
+            assert "Unhealthy: restart this node" in page and "MemoryError" in page
+
+    harness.within(look())
