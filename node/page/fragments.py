@@ -145,6 +145,8 @@ def _slot(slot: SlotView) -> str:
             f'<progress max="{slot.prompt_tokens}" value="{slot.computed_tokens}"'
             f' aria-label="prompt"></progress><p>{done} of {of} tokens</p>'
         )
+    elif slot.state is SlotState.BEGIN:
+        more = f"<p>for a prompt of {units.plural(slot.prompt_tokens, 'token')}</p>"
     elif slot.prompt_tokens:
         more = (
             f"<p>{units.plural(slot.generated_tokens, 'token')} after a prompt of "
