@@ -146,6 +146,6 @@ def test_a_model_whose_rows_arrive_changed_is_found_by_some_run(tmp_path, parts,
         run_all(range(PLANTED_RUNS), tmp_path, parts, enough=1)
 
 
-async def _believing(self, engine):
+async def _believing(self, engine, *, keep=True):
     """A probe that compares nothing."""
     self._first = await engine.call(self._session.decode_next)
