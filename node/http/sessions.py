@@ -331,7 +331,7 @@ async def _find(call: Call) -> Session:
     """The caller's session of that name.
 
     Raises:
-        ApiError: 404 ``session_moved``, with where it is now in the headers.
+        ApiError: 421 ``session_moved``, with where it is now in the headers.
         SessionNotFoundError: It has none of that name, whatever others have.
     """
     name = _name(call)
@@ -345,7 +345,7 @@ async def _find(call: Call) -> Session:
         if error.address:
             headers["x-kvpack-address"] = error.address
         raise ApiError(
-            HTTPStatus.NOT_FOUND, error.reason, str(error), headers=headers
+            HTTPStatus.MISDIRECTED_REQUEST, error.reason, str(error), headers=headers
         ) from None  # fmt: skip
 
 

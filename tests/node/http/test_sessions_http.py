@@ -229,7 +229,7 @@ def test_a_session_moves_to_another_node_and_tells_how_far_it_is(world, stream):
             assert result["continuation_verdict"] == "exact" and result["position"] == 899
             assert "s" in there.sessions and "s" not in source.sessions
             moved = await client.get(f"{SESSIONS}/s")
-            assert code(moved) == (404, "session_moved")
+            assert code(moved) == (421, "session_moved")
             assert moved.headers["x-kvpack-node"] == "target"
             assert moved.headers["x-kvpack-address"] == str(there.address)
             assert (await c2.get(f"{SESSIONS}/s")).json()["node"] == "target"
