@@ -33,6 +33,7 @@ from node.serving.remote_ladder import RemoteLadder
 from node.serving.reuse import Ladder, NoReuse
 from node.serving.serving import ModelFacts, Serving
 from node.serving.transcripts import KeptTranscripts
+from node.trust import Role, load_credentials
 
 if TYPE_CHECKING:
     from node.config import ServeConfig
@@ -173,7 +174,8 @@ def _remote(config: ServeConfig, node: Node) -> RemotePrefill | None:
         raise UsageError(f"--producer {options.producer!r}: expected NAME@HOST:PORT")
     address = Address.parse(where)
     order = ProducerOrder(name, address, node.address, min_tokens=options.remote_tokens_min)
-    # Made once: a producer that is not pinned is found at the start, not at the first prompt.
+    # A producer that is not pinned is found at the start, not at the first prompt.
+    load_credentials(credentials_dir).peer(name, Role.NODE)
     return RemotePrefill(
         order, lambda: NodeClient(credentials_dir, name, address), node.transfers, node.sessions
     )

@@ -12,6 +12,7 @@ from node_support import World
 from remote_support import CONSUMER, PRODUCER, enroll_consumer, nothing_left
 
 from node.config import Address
+from node.errors import CredentialsError
 from node.http.options import HttpOptions
 from node.server import running
 from node.serving.options import PrefillAt, ServingOptions
@@ -72,6 +73,20 @@ def test_a_long_prompt_is_computed_there_and_says_what_one_computed_here_says(wo
             scraped = (await client.get("/metrics")).text
             assert 'reason="away"} 1.0' in scraped or "away" in scraped
         assert len(texts) == 1
+
+    harness.within(work())
+
+
+def test_a_producer_that_is_not_pinned_is_found_at_the_start(world):
+    async def work():
+        config = dataclasses.replace(
+            world.config("third"),
+            http=HttpOptions(Address("127.0.0.1", 0)),
+            serving=ServingOptions(prefill=PrefillAt.REMOTE, producer="client@127.0.0.1:1"),
+        )
+        with pytest.raises(CredentialsError, match="client"):
+            async with running(config):
+                pass
 
     harness.within(work())
 
