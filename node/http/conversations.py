@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import Any, Final
 
@@ -107,15 +108,14 @@ async def list_items(call: Call) -> Answer:
     """What was said, in pieces; the newest first, unless asked otherwise."""
     with told_where(call):
         record = await call.serving.conversations.read(call.tenant, _id(call))
-    page = page_of(items_of(said_by(record.context)), call.request.query_params)
-    return _json(msgspec.json.encode(page))
+    return _json(await asyncio.to_thread(_page, record, dict(call.request.query_params)))
 
 
 async def get_item(call: Call) -> Answer:
     """One of them."""
     with told_where(call):
         record = await call.serving.conversations.read(call.tenant, _id(call))
-    for item in items_of(said_by(record.context)):
+    for item in await asyncio.to_thread(_items, record):
         if item["id"] == call.request.path_params["item_id"]:
             return _json(msgspec.json.encode(item))
     raise not_found("item: not found", param="item_id")
@@ -151,9 +151,17 @@ async def delete_item(call: Call) -> Answer:
     with told_where(call):
         conversations = call.serving.conversations
         async with conversations.writing(call.tenant, _id(call)) as writing:
-            changed = _without(writing.record, item_id)
+            changed = await asyncio.to_thread(_without, writing.record, item_id)
             turn = Turn(call.tenant, conversation=changed)
             return _told(await conversations.commit(writing, turn))
+
+
+def _items(record: ConversationRecord) -> list[dict[str, Any]]:
+    return items_of(said_by(record.context))
+
+
+def _page(record: ConversationRecord, query: dict[str, str]) -> bytes:
+    return msgspec.json.encode(page_of(_items(record), query))
 
 
 def _without(record: ConversationRecord, item_id: str) -> ConversationRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
@@ -39,7 +40,7 @@ def routes() -> list[Endpoint]:
 async def create(call: Call) -> Answer:
     """Make a response."""
     body = await call.json(CreateResponse)
-    asked = asked_in(body)
+    asked = await asyncio.to_thread(asked_in, body)
     events = _events(call, asked)
     if asked.streams:
         # Up to the first event an error is an answer of its own, with a status.

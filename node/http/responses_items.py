@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from node.chat.messages import Message
 from node.http.errors import ApiError, bad_request
 from node.serving.said import Said, new_id
 
@@ -24,8 +25,11 @@ JsonObject = dict[str, Any]
 def said_in(given: object, param: str = "input") -> list[Said]:
     """The messages of ``input`` or ``items``: a text, or a list of items.
 
+    What is kept of them can be written into a prompt later: each is checked as a message here.
+
     Raises:
         ApiError: Names the item and what is wrong with it.
+        FormatError: The same, of a message's fields; also LimitError.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -41,6 +45,8 @@ def said_in(given: object, param: str = "input") -> list[Said]:
         if not isinstance(item, dict):
             raise bad_request(f"{where}: expected an object", param=where)
         _add(told, item, where)
+        if told:
+            Message.parse(dict(told[-1].message), where)
     return told
 
 

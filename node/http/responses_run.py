@@ -80,7 +80,7 @@ class Responding:
         """
         async with contextlib.AsyncExitStack() as stack:
             context = await self._begin(stack)
-            composed = await self._composed(context)
+            composed = await asyncio.to_thread(self._composed, context)
             order = await self._order(composed)
             run = await stack.enter_async_context(self._serving.floor.submit(order))
             telling = Telling(self._head)
@@ -115,16 +115,19 @@ class Responding:
                 f"Previous response with id '{asked.previous_id[:64]}' not found.", param=_PREVIOUS,
             ) from None  # fmt: skip
 
-    async def _composed(self, context: Context) -> Composed:
-        """The prompt. Known tokens stay as far as other instructions or tools leave the text."""
+    def _composed(self, context: Context) -> Composed:
+        """The prompt. Known tokens stay as far as other instructions or tools leave the text.
+
+        Takes time in proportion to the conversation: runs on a worker thread.
+        """
         asked = self._asked
         before = _messages([Said.decode(one) for one in context.kept], "messages")
         if asked.instructions:
             before = (Message(Role.SYSTEM, asked.instructions), *before)
-        known = Known(before, context.token_ids)
         request = ChatRequest(_messages(asked.said, "input"), asked.tools)
         budget = budget_of(self._serving, self._max_tokens, self._policy)
-        return await asyncio.to_thread(compose_next, self._serving.renderer, known, request, budget)
+        known = Known(before, context.token_ids)
+        return compose_next(self._serving.renderer, known, request, budget)
 
     async def _order(self, composed: Composed) -> RunOrder:
         serving, ids = self._serving, composed.prompt.token_ids
@@ -167,10 +170,10 @@ class Responding:
                 yield told
         whole = finished.reason is FinishReason.STOP
         status = "completed" if whole else "incomplete"
-        answer = _said(reader.message(), telling.message_id)
+        answer = said_answer(reader.message(), telling.message_id)
         for told in telling.over(answer, status):
             yield told
-        answer = dataclasses.replace(answer, ids=_ids(answer, telling))
+        answer = with_told_ids(answer, telling)
         self._call.door.quotas.spend(self._call.tenant, spent_tokens(finished.usage))
         response = self._response(status, telling, finished.usage)
         await self._remember(response, answer, context, composed, finished)
@@ -260,7 +263,7 @@ def _messages(said: Sequence[Said], field: str) -> tuple[Message, ...]:
     return tuple(Message.parse(dict(one.message), f"{field}[{i}]") for i, one in enumerate(said))
 
 
-def _said(message: Message, message_id: str) -> Said:
+def said_answer(message: Message, message_id: str) -> Said:
     """The answer, its items numbered anew but for the message that was told of already."""
     has_text = bool(message.content) or bool(message_id) or not message.tool_calls
     ids = [message_id or new_id("msg")] if has_text else []
@@ -268,10 +271,10 @@ def _said(message: Message, message_id: str) -> Said:
     return Said(tuple(ids), message.to_json())
 
 
-def _ids(answer: Said, telling: Telling) -> tuple[str, ...]:
-    """The ids that were told: a message without text got its own in the end."""
-    told = [item["id"] for item in telling.items if item["type"] != "reasoning"]
-    return tuple(told) if len(told) == len(answer.ids) else answer.ids
+def with_told_ids(answer: Said, telling: Telling) -> Said:
+    """``answer`` by the ids that were told: a message without text got its own in the end."""
+    told = tuple(item["id"] for item in telling.items if item["type"] != "reasoning")
+    return dataclasses.replace(answer, ids=told)
 
 
 def _policy(asked: Asked, serving: Serving) -> Policy:

@@ -125,13 +125,15 @@ class Heading:
 
 def _encode(value: _Object) -> bytes:
     text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    # Half of a surrogate pair is no text, but clients may send one.
-    return text.encode("utf-8", errors="surrogatepass")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise FormatError("conversation", "text", "half of a surrogate pair") from None
 
 
 def _decode(data: bytes) -> _Object:
     try:
-        found = json.loads(data.decode("utf-8", errors="surrogatepass"))
+        found = json.loads(data.decode())
     except (ValueError, RecursionError):
         raise FormatError("conversation", "JSON", f"{len(data)} other bytes") from None
     if not isinstance(found, dict):

@@ -73,6 +73,15 @@ def test_conversation_is_made_changed_and_given_up(tmp_path):
             )
             assert one.content[0].text == "Good day."
             assert len(web.serving.sessions) == 1
+            # What no prompt could be written of is not kept: the conversation goes on being one.
+            for item, param in (
+                ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "no"}, "[0]"),
+                ({"type": "function_call", "call_id": "c", "name": "", "arguments": "{}"}, "name"),
+                ({"role": "tool", "content": "x"}, "[0]"),
+            ):
+                bad = client.conversations.items.create(made.id, items=[item])
+                assert param in (await refused(bad, 400)).message
+            assert (await say(client, made, "And now?")).conversation.revision == 3
             gone = await client.conversations.delete(made.id)
             assert gone.deleted
             assert len(web.serving.sessions) == 0

@@ -30,6 +30,16 @@ def test_message_comes_back_with_its_ids(text, arguments):
     assert Said.decode(one.encode()).encode() == one.encode()
 
 
+def test_bytes_are_those_of_the_specification():
+    one = Said(("msg_1",), {"role": "user", "content": "Grüße"})
+    assert one.encode() == (
+        b'{"ids":["msg_1"],"message":{"content":"Gr\xc3\xbc\xc3\x9fe","role":"user"}}'
+    )
+    assert Heading(5, 7, 1, b'{"a":"b"}').encode() == (
+        b'{"conversation":{"created_at":5,"lead":1,"metadata":{"a":"b"},"revision":7}}'
+    )
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(TEXTS, TEXTS, max_size=4))
 def test_heading_comes_back(metadata):
