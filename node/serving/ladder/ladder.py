@@ -31,7 +31,7 @@ from node.serving.ladder.woken import (
     require_same_numerics,
 )
 from node.serving.order import MissReason, Rung
-from node.serving.reuse import Base, ForeignTrail, NoTrail, Trail
+from node.serving.reuse import Base, ForeignTrail, Trail
 from node.session import Session
 from node.tier import lineage_of
 
@@ -150,7 +150,7 @@ class RowLadder:
     def trail(self, tenant: str, stream: Stream, base: Base | None) -> Trail:
         """See :class:`node.serving.reuse.Ladder`. Rows of another build's numerics are not kept."""
         if base is not None and not base.exact:
-            return NoTrail()
+            return ForeignTrail()
         return self._trail(tenant, stream, base)
 
     def _trail(self, tenant: str, stream: Stream, base: Base | None) -> RowTrail:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,9 @@ class RowTrail:
         self._keeper = keeper
         self._stream: Stream | None = stream
         self._line = line
-        self._ended = ended
+        # Also where the stream is let go without a word, but never twice.
+        self._ended = weakref.finalize(self, ended)
+        self._ended.atexit = False
         self._cadence_tokens = cut_cadence_tokens(line.layout)
 
     @property
@@ -132,6 +135,5 @@ class RowTrail:
 
     def end(self) -> None:
         """See :class:`node.serving.reuse.Trail`."""
-        if self._stream is not None:
-            self._stream = None
-            self._ended()
+        self._stream = None
+        self._ended()

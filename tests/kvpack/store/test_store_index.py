@@ -103,6 +103,22 @@ def test_lookups_are_few(store: MemoryStore) -> None:
     assert (cold.position, cold.listings) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("kept", "length", "known", "rivals"),
+    [(2000, 2000, 1280, []), (1400, 2000, 1280, []), (1290, 2000, 1280, [1300]),
+     (1100, 1500, 1024, []), (1010, 1010, 768, []), (700, 705, 512, []), (640, 700, 512, [700]),
+     (90, 200, 0, [100])],
+)  # fmt: skip
+def test_a_lookup_says_how_far_kept_texts_go_on_like_the_prompt(
+    store: MemoryStore, kept: int, length: int, known: int, rivals: list[int]
+) -> None:
+    ids = [*IDS[:kept], *token_ids(2000, seed=5)][:length]
+    found = look(store, ids)
+    assert found.known_tokens == known
+    others = [CutReader(store, KEYRING, cut_id).cut.position for cut_id in found.rivals]
+    assert others == rivals
+
+
 def test_two_sessions_with_one_prompt_share_it_and_fork_after_it(store: MemoryStore) -> None:
     fork = (*IDS[:1024], *token_ids(800, seed=9))
     other = Session(fork)

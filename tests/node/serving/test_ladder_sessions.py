@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import gc
 import time
 
 import pytest
@@ -224,6 +226,33 @@ def test_a_rebuilt_session_is_kept_under_its_own_name(laddered):
         assert ladder.accounts.shared_chunks > shared
         woken = await ladder.restore_session("ours", kept)
         assert list(woken.token_ids) == session.token_ids and woken.state.context_epoch == 1
+
+    laddered(work)
+
+
+def test_a_trail_gives_its_lineage_back_once_however_it_ends(laddered):
+    async def work(place):
+        turn = await place.answer(text(50), 2, cuts=False)
+        lineages, ladder = place.ladder._lineages, place.ladder
+
+        def trail(base):
+            return ladder.trail("ours", turn.stream, base)
+
+        first = trail(None)
+        lineage = first.line.lineage
+        empty = await ladder.begin("ours", [1], reuse=False)
+        again = dataclasses.replace(empty, lineage=lineage)
+        assert trail(again).line.lineage != lineage
+        first.end()
+        second = trail(again)
+        assert second.line.lineage == lineage
+        # What is left of the first one says nothing for the second.
+        del first
+        gc.collect()
+        assert trail(again).line.lineage != lineage
+        del second
+        gc.collect()
+        assert lineages.take(place.binding("ours"), lineage) == lineage
 
     laddered(work)
 
