@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from node.errors import NodeBusyError
 from node.pace import Pace
@@ -31,6 +31,8 @@ class EngineThread:
     Attributes:
         model: What runs on it.
         pace: Who waits for whom, where several compute.
+        failed: Told on the event loop of each call that ended with an error, whoever made it and
+            whether or not it still waits; None: nobody.
     """
 
     def __init__(self, executor: ThreadPoolExecutor, model: Model) -> None:
@@ -38,6 +40,7 @@ class EngineThread:
         self._waiting = 0
         self.model = model
         self.pace = Pace()
+        self.failed: Callable[[BaseException], None] | None = None
 
     @classmethod
     async def load(cls, model_dir: Path, chat_template: str | None = None) -> EngineThread:
@@ -85,7 +88,14 @@ class EngineThread:
         # Not when the caller is done: a cancelled caller's work is still in the line.
         loop = asyncio.get_running_loop()
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._left))
-        return asyncio.wrap_future(future)
+        call = asyncio.wrap_future(future)
+        call.add_done_callback(self._watch)
+        return call
+
+    def _watch(self, call: asyncio.Future[Any]) -> None:
+        error = None if call.cancelled() else call.exception()
+        if error is not None and self.failed is not None:
+            self.failed(error)
 
     def close(self) -> None:
         """Let running work end and stop the thread."""

@@ -1,4 +1,4 @@
-"""Engine calls of answers: run to their end whatever happens to who asked, and watched."""
+"""Engine calls of answers: run to their end whatever happens to who asked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from node.errors import NodeBusyError
-from node.serving.health import Health, leaves_uncertain
 
 if TYPE_CHECKING:
     from node.engine_thread import EngineThread
@@ -23,14 +22,12 @@ BUSY_PAUSE_S: Final = 0.02
 class EngineCalls:
     """The engine as answers use it.
 
-    Args:
+    Attributes:
         engine: The thread.
-        health: Latched by a call that leaves the engine's state uncertain.
     """
 
-    def __init__(self, engine: EngineThread, health: Health) -> None:
+    def __init__(self, engine: EngineThread) -> None:
         self.engine = engine
-        self._health = health
 
     async def __call__(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run ``work`` on the engine thread.
@@ -49,17 +46,11 @@ class EngineCalls:
                 await asyncio.sleep(BUSY_PAUSE_S)
         else:
             raise NodeBusyError("the engine's line stayed full")
-        call.add_done_callback(self._watch)
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
             await _ended(call)
             raise
-
-    def _watch(self, call: asyncio.Future[Any]) -> None:
-        error = None if call.cancelled() else call.exception()
-        if error is not None and leaves_uncertain(error):
-            self._health.latch(error)
 
 
 async def _ended(call: asyncio.Future[Any]) -> None:

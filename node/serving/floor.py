@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
-from engine.errors import ContextLimitError, TornGenerationError
+from engine.errors import ContextLimitError
 from kvpack.errors import KvpackError, LimitError
 from kvpack.limits import check_range
 from node.errors import (
@@ -30,12 +30,13 @@ from node.errors import (
 )
 from node.serving.calls import EngineCalls
 from node.serving.counts import Counts
-from node.serving.course import Course, Tools
-from node.serving.health import Health, HealthState
+from node.serving.course import Course
+from node.serving.health import Health, HealthState, leaves_uncertain
 from node.serving.order import Finished, RunOrder
 from node.serving.reuse import Ladder
 from node.serving.run import Run, RunState
-from node.serving.slots import Slot, Slots, SlotState
+from node.serving.slots import Held, Slot, Slots, SlotState
+from node.serving.tools import Tools
 from node.serving.view import FloorView, SlotView
 from node.serving.waiting import WaitingLine
 
@@ -100,7 +101,7 @@ class Floor:
         self._slots = Slots(slots)
         self._line = WaitingLine(waiting)
         self._tools = Tools(
-            EngineCalls(engine, self.health), ladder, sessions,
+            EngineCalls(engine), ladder, sessions,
             engine.model.token_bytes(), self.counts, stall_s, self._staged,
         )  # fmt: skip
         self._tasks: dict[Run, asyncio.Task[Finished]] = {}
@@ -110,6 +111,8 @@ class Floor:
         self._typical_s = _FIRST_GUESS_S
         self._quiet = asyncio.Event()
         self._quiet.set()
+        # Of every call: a context that is torn by somebody else says as much about the engine.
+        engine.failed = self._call_failed
 
     def start(self) -> None:
         """Take orders from here on."""
@@ -252,21 +255,32 @@ class Floor:
     def _over(self, run: Run, slot: Slot, course: Course, task: asyncio.Task[Finished]) -> None:
         """The task of ``run`` has ended. The one place where a slot becomes free."""
         del self._tasks[run]
-        course.unpin()
-        left = course.left()
-        slot.run, slot.stream, slot.state = None, None, SlotState.IDLE
-        if left is not None:
-            slot.hold(left)
-        if run.started_s is not None:
-            self._typical_s += 0.2 * (time.monotonic() - run.started_s - self._typical_s)
         finished, error = self._outcome(run, task)
-        self._end(run, finished, error)
+        try:
+            self._keep(slot, course.leave())
+        finally:
+            slot.run, slot.stream, slot.state = None, None, SlotState.IDLE
+            self._end(run, finished, error)
+            self._let_in()
+
+    def _keep(self, slot: Slot, left: Held | None) -> None:
+        """Let the slot hold what its answer left, unless nobody knows what that is."""
         if self.health.state is HealthState.UNHEALTHY:
-            self._end_all(self.health.unhealthy())
-            for each in self._slots.all:
-                if each.is_free:
-                    each.hold(None)
-        self._let_in()
+            if left is not None:
+                left.let_go()
+            slot.hold(None)
+        elif left is not None:
+            slot.hold(left)
+
+    def _call_failed(self, error: BaseException) -> None:
+        """An engine call ended with ``error``, this floor's or another's."""
+        if not leaves_uncertain(error):
+            return
+        self.health.latch(error)
+        self._end_all(self.health.unhealthy())
+        for slot in self._slots.all:
+            if slot.is_free:
+                slot.hold(None)
 
     def _outcome(
         self, run: Run, task: asyncio.Task[Finished]
@@ -277,18 +291,18 @@ class Floor:
         error = task.exception()
         if error is None:
             return task.result(), None
-        if isinstance(error, TornGenerationError):
-            self.health.latch(error)
         if self.health.state is HealthState.UNHEALTHY:
             return None, self.health.unhealthy()
         if isinstance(error, KvpackError):
             return None, error
-        # Not an engine call's: those were watched. The slot's context is as sound as before.
+        # No engine call ended with it. The slot's context is as sound as before.
         log.error("an answer ended with an error of this program", exc_info=error)
         return None, NodeError(f"the answer ended with {type(error).__name__}")
 
     def _end(self, run: Run, finished: Finished | None, error: KvpackError | None) -> None:
         """Let the reader know, and count. Also for a run that never had a slot."""
+        if run.started_s is not None:
+            self._typical_s += 0.2 * (time.monotonic() - run.started_s - self._typical_s)
         self._staged(run)
         self._why.pop(run, None)
         if run.order.session is not None:

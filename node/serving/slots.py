@@ -82,9 +82,9 @@ class Slot:
 
     def hold(self, held: Held | None) -> None:
         """Hold this instead of what it held."""
-        if self.held is not None:
-            self.held.let_go()
-        self.held = held
+        before, self.held = self.held, held
+        if before is not None:
+            before.let_go()
 
 
 @dataclass(slots=True, repr=False)

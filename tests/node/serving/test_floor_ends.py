@@ -10,6 +10,7 @@ import pytest
 from floor_support import Calls, Watched, alone, ask, consistent, floor_of, order, read, same, until
 from node_support import prompt, run
 
+from kvpack.errors import LimitError
 from kvpack.store import StoreError
 from node.errors import (
     DrainingError,
@@ -22,6 +23,7 @@ from node.errors import (
 from node.serving.floor import Floor
 from node.serving.health import HealthState
 from node.serving.order import MissReason, Piece, Prefilled
+from node.serving.reuse import NoTrail
 from node.serving.run import EVENTS_MAX, RunState
 from node.serving.slots import SlotState
 
@@ -212,6 +214,51 @@ def test_a_break_in_a_call_of_somebody_who_hung_up_is_not_overlooked(model_dir):
             async with each:
                 pass
             assert floor.health.state is HealthState.UNHEALTHY
+
+    run(work())
+
+
+def test_a_break_in_a_call_that_is_no_answer_latches_too_and_a_refusal_does_not(model_dir):
+    """A session over gRPC, rows that are read for a cut: all run on the one engine."""
+
+    async def work():
+        async with floor_of(model_dir, slots=1) as (floor, engine):
+            with pytest.raises(LimitError):
+                generation = await engine.call(engine.model.new_generation)
+                await engine.call(generation.prefill, [100_000])
+            assert floor.health.state is HealthState.OK
+            running = floor.submit(order(prompt(20), 5000))
+            await anext(running)
+            with pytest.raises(ZeroDivisionError):
+                await engine.call(lambda: 1 / 0)
+            with pytest.raises(UnhealthyError, match="ZeroDivisionError"):
+                async for _ in running:
+                    pass
+            assert floor.health.state is HealthState.UNHEALTHY and free(floor)
+
+    run(work())
+
+
+def test_a_trail_that_fails_costs_no_slot(model_dir):
+    class Fails(NoTrail):
+        def end(self):
+            raise KeyError("trail")
+
+    async def work():
+        async with floor_of(model_dir) as (_, engine):
+            ladder = Watched(engine)
+            ladder.trail = lambda tenant, stream, base: Fails()
+            floor = Floor(engine, ladder, slots=1)
+            floor.start()
+            asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+            await ask(floor, prompt(20), 2, keep=False)
+            assert free(floor) and consistent(floor)
+            await ask(floor, prompt(20), 2)
+            # What the slot holds cannot be ended: that costs one answer, and not the next one.
+            with pytest.raises(NodeError, match="KeyError"):
+                await ask(floor, prompt(30, 2), 2)
+            assert len((await ask(floor, prompt(30, 2), 2)).ids) == 2
+            assert free(floor) and consistent(floor)
 
     run(work())
 
