@@ -61,19 +61,14 @@ async def texts_of(client, name):
 def test_conversation_moves_there_and_back_and_knows_what_was_said(tmp_path, model_dir):
     world = World.make(tmp_path, model_dir)
 
-    async def live():
-        async with (
-            enrolled(world, "source") as (here, ours),
-            enrolled(world, "target") as (there, theirs),
-        ):
-            made = await ours.conversations.create(metadata={"a": "b"})
-            told = {"instructions": "Be brief."}
-            first = await say(ours, made.id, "Hello there", **told)
-            # Asleep or not, it is moved with its rows.
-            assert await here.entrance.door.serving.dormancy.sleep(
-                await here.sessions.find(made.id)
-            )
-            before = await texts_of(ours, made.id)
+    async def there_first(here, ours, made, told):
+        """The way there and one turn; gives the answers before and after it."""
+        first = await say(ours, made.id, "Hello there", **told)
+        # Asleep or not, it is moved with its rows.
+        dormancy = here.entrance.door.serving.dormancy
+        assert await dormancy.sleep(await here.sessions.find(made.id))
+        before = await texts_of(ours, made.id)
+        async with enrolled(world, "target") as (there, theirs):
             await migrate(world, made.id, here, there)
             with pytest.raises(openai.APIStatusError) as caught:
                 await say(ours, made.id, "Who are you?", **told)
@@ -89,20 +84,32 @@ def test_conversation_moves_there_and_back_and_knows_what_was_said(tmp_path, mod
             second = await say(
                 theirs, made.id, "Who are you?", extra_body={"expected_revision": 1}, **told
             )
-            usage = second.usage
-            assert usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
+        return first, second
+
+    async def live():
+        async with enrolled(world, "source") as (here, ours):
+            made = await ours.conversations.create(metadata={"a": "b"})
+            told = {"instructions": "Be brief."}
+            first, second = await there_first(here, ours, made, told)
+            details = second.usage.input_tokens_details
+            assert details.cached_tokens >= first.usage.total_tokens - 1
             twin = await ours.responses.create(
                 **FIELDS, previous_response_id=first.id, input="Who are you?", **told
             )
             assert twin.output_text == second.output_text
-            await migrate(world, made.id, there, here)
-            assert len(await texts_of(ours, made.id)) == 4
-            third = await say(ours, made.id, "Go on.", **told)
-            assert third.conversation.revision == 3
-            assert third.to_dict()["kvpack"]["evaluated_tokens"] <= 16 + 16
-            await ours.conversations.delete(made.id)
-            for client in (ours, theirs):
-                with pytest.raises(openai.NotFoundError):
-                    await client.conversations.retrieve(made.id)
+            # Restarted, the other node has the pack it came in and a newer record, which counts.
+            async with enrolled(world, "target") as (there, theirs):
+                assert (await theirs.conversations.retrieve(made.id)).revision == 2
+                session = await there.sessions.find(made.id)
+                assert session.next_index == second.usage.total_tokens
+                await migrate(world, made.id, there, here)
+                assert len(await texts_of(ours, made.id)) == 4
+                third = await say(ours, made.id, "Go on.", **told)
+                assert third.conversation.revision == 3
+                assert third.to_dict()["kvpack"]["evaluated_tokens"] <= 16 + 16
+                await ours.conversations.delete(made.id)
+                for client in (ours, theirs):
+                    with pytest.raises(openai.NotFoundError):
+                        await client.conversations.retrieve(made.id)
 
     harness.within(live(), 120)
