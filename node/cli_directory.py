@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 
 _DIRECTORY: Final = click.option(
-    "--directory", "url", required=True, metavar="URL", help="sqlite:PATH, or grpc://NODE@HOST:PORT"
+    "--directory", "url", required=True, metavar="URL", help="sqlite:PATH, grpc://NODE@HOST:PORT or etcd://HOST,HOST,…"
 )
 _CREDENTIALS: Final = click.option(
-    "--credentials", type=_FOLDER, help="Folder made by enroll; needed for grpc:."
+    "--credentials", type=_FOLDER, help="Folder made by enroll; for grpc:, and for etcd: without files."
 )
 _JSON: Final = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object instead."

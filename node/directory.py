@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from kvpack import limits
 from node.config import Address
-from node.errors import DirectoryAmbiguousError, DirectoryError, UsageError
+from node.errors import (
+    DirectoryAmbiguousError,
+    DirectoryError,
+    StaleTokenError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from node.credentials import CredentialsSource
@@ -36,6 +41,9 @@ LEASE_S_MAX: Final = 600.0
 
 #: The longest single wait for a change.
 WATCH_S_MAX: Final = 60.0
+
+#: How a directory is named.
+KINDS: Final = "sqlite:PATH, grpc://NODE@HOST:PORT or etcd://HOST,HOST,…"
 
 _COUNTER_MAX: Final = (1 << 63) - 1
 
@@ -254,6 +262,26 @@ def lease_ms(ttl_s: float) -> int:
     return limits.check_range("lease.ttl", round(ttl_s * 1000), low, high, "ms")
 
 
+def require_current(record: Record | None, session_id: str, token: OwnershipToken) -> Ownership:
+    """The entry, if ``token`` is the one that it is owned by.
+
+    Raises:
+        StaleTokenError: It is not, or there is no entry.
+    """
+    if not isinstance(record, Ownership):
+        raise StaleTokenError(f"session {session_id}: nobody owns it")
+    if record.token.generation != token.generation:
+        raise StaleTokenError(
+            f"session {session_id}: generation {token.generation} is not the present one, "
+            f"{record.token.generation}"
+        )
+    if record.token != token:
+        raise StaleTokenError(
+            f"session {session_id}: revision {token.revision} is not the current one"
+        )
+    return record
+
+
 class Whose(enum.Enum):
     """What a directory's answer says to a node that owned a session by some token."""
 
@@ -328,11 +356,12 @@ def open_directory(url: str, credentials: CredentialsSource | None = None) -> Di
     """Open the directory that ``url`` names.
 
     ``sqlite:PATH`` is a file on this machine; ``grpc://NODE@HOST:PORT`` is the file of another
-    node, which is pinned here under that name and was started with ``--share-directory``.
+    node, which is pinned here under that name and was started with ``--share-directory``;
+    ``etcd://HOST,HOST,HOST`` is a fleet's (:mod:`node.etcd_address` says what may follow).
 
     Args:
         url: Which directory.
-        credentials: This node's own; needed for ``grpc:``.
+        credentials: This node's own; needed for ``grpc:``, and for ``etcd:`` without files.
 
     Raises:
         UsageError: An address of another kind.
@@ -344,11 +373,26 @@ def open_directory(url: str, credentials: CredentialsSource | None = None) -> Di
         from node.directory_sqlite import SqliteDirectory
 
         return SqliteDirectory(Path(rest))
+    if scheme == "etcd":
+        return _open_etcd(url, credentials)
     peer, at, address = rest.removeprefix("//").partition("@")
     if scheme != "grpc" or not rest.startswith("//") or not peer or not at:
-        raise UsageError(f"directory {url!r}: expected sqlite:PATH or grpc://NODE@HOST:PORT")
+        raise UsageError(f"directory {url!r}: expected {KINDS}")
     if credentials is None:
         raise UsageError(f"directory {url!r}: needs this node's credentials")
     from node.directory_remote import RemoteDirectory
 
     return RemoteDirectory(credentials, peer, Address.parse(address))
+
+
+def _open_etcd(url: str, credentials: CredentialsSource | None) -> Directory:
+    from node.etcd_address import EtcdAddress
+
+    address = EtcdAddress.parse(url)
+    try:
+        from node.directory_etcd import EtcdDirectory
+    except ModuleNotFoundError as error:
+        if error.name != "etcd3aio":
+            raise
+        raise UsageError("etcd: not installed here; pip install 'kvpack[etcd]'") from error
+    return EtcdDirectory(address, credentials)

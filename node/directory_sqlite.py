@@ -22,6 +22,7 @@ from node.directory import (
     Record,
     check_value,
     lease_ms,
+    require_current,
 )
 from node.errors import DirectoryAmbiguousError, DirectoryError, LeaseLiveError
 from node.parked import identity_of
@@ -86,7 +87,7 @@ class SqliteDirectory:
         def work(connection: sqlite3.Connection) -> OwnershipToken:
             record = tables.read_record(connection, session_id)
             if not (isinstance(record, Ownership) and record.node == node):
-                entry = tables.require_current(record, session_id, token)
+                entry = require_current(record, session_id, token)
                 self._require_lease_over(connection, entry)
             return tables.transfer(connection, session_id, token, node, nonce)
 

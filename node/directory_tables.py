@@ -29,8 +29,9 @@ from node.directory import (
     Published,
     Record,
     Released,
+    require_current,
 )
-from node.errors import LeaseLostError, SessionExistsError, StaleTokenError
+from node.errors import LeaseLostError, SessionExistsError
 
 TOMBSTONE_SPAN: Final = 1 << 17
 
@@ -168,26 +169,6 @@ def read_published(connection: sqlite3.Connection, session_id: str) -> Published
         (session_id,),
     ).fetchone()
     return None if row is None else Published(OwnershipToken(*row[:3]), row[3])
-
-
-def require_current(record: Record | None, session_id: str, token: OwnershipToken) -> Ownership:
-    """The entry, if ``token`` is the one that it is owned by.
-
-    Raises:
-        StaleTokenError: It is not, or there is no entry.
-    """
-    if not isinstance(record, Ownership):
-        raise StaleTokenError(f"session {session_id}: nobody owns it")
-    if record.token.generation != token.generation:
-        raise StaleTokenError(
-            f"session {session_id}: generation {token.generation} is not the present one, "
-            f"{record.token.generation}"
-        )
-    if record.token != token:
-        raise StaleTokenError(
-            f"session {session_id}: revision {token.revision} is not the current one"
-        )
-    return record
 
 
 def adopt(connection: sqlite3.Connection, above: int) -> DirectoryState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ prepare_process()
 sys.path.insert(0, str(Path(__file__).parent / "http"))
 
 import directory_support  # noqa: E402 - gRPC reads its environment when it is imported
+import etcd_support  # noqa: E402
 import node_support  # noqa: E402
 
 
@@ -36,8 +38,30 @@ def parties(tmp_path_factory):
     return directory_support.enroll_all(tmp_path_factory.mktemp("parties"))
 
 
+@pytest.fixture(scope="session")
+def etcds(tmp_path_factory, parties):
+    """One etcd of one member, over mutual TLS, for all tests of this process."""
+    etcd_support.require_etcd()
+    root = tmp_path_factory.mktemp("etcd")
+    with etcd_support.Etcds(root, authority=parties / "authority") as running:
+        yield running
+
+
 @pytest.fixture(params=["sqlite", "grpc"])
+def files(request, tmp_path, parties):
+    """A directory in a file: itself, and on another node."""
+    return _place(request.param, tmp_path, parties)
+
+
+@pytest.fixture(params=["sqlite", "grpc", "etcd"])
 def directories(request, tmp_path, parties):
-    """A directory: the file itself, and the same file on another node."""
-    reached = None if request.param == "sqlite" else parties
+    """A directory of each kind: a file, the same file on another node, a real etcd."""
+    if request.param == "etcd":
+        prefix = f"tests/{secrets.token_hex(8)}"
+        return etcd_support.EtcdPlace(request.getfixturevalue("etcds"), parties, prefix)
+    return _place(request.param, tmp_path, parties)
+
+
+def _place(kind, tmp_path, parties):
+    reached = None if kind == "sqlite" else parties
     return directory_support.Place(tmp_path / "directory.sqlite", reached)

@@ -119,6 +119,21 @@ class Place:
     path: Path
     parties: Path | None = None
     clock: FakeClock = dataclasses.field(default_factory=FakeClock)
+    ttl_s: float = 10.0
+
+    default_lease = "node.directory_tables.LEASE_S"
+
+    async def part(self, share):
+        """Let a part of a lease go by."""
+        self.clock.move(share * self.ttl_s)
+
+    async def outlast(self, directory, node):
+        """Let a lease that runs end, and no more than that."""
+        left_s = (await directory.lease(node)).left_s
+        self.clock.move(left_s - 0.01)
+        assert (await directory.lease(node)).left_s
+        self.clock.move(0.011)
+        assert not (await directory.lease(node)).left_s
 
     @contextlib.asynccontextmanager
     async def opened(self):
