@@ -150,6 +150,7 @@ class WatchedTrail(NoTrail):
 
     def end(self):
         self.ended += 1
+        self._stream = None
 
 
 class Watched(NoReuse):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import random
 
 import pytest
 from floor_support import Calls, Watched, alone, ask, consistent, floor_of, order, read, same, until
@@ -325,65 +324,3 @@ async def count_pieces(each):
     except NodeError as error:
         return error
     return None
-
-
-def test_three_hundred_answers_a_third_of_them_cancelled_anywhere(model_dir):
-    seed = 20261130
-    print("seed", seed)
-    chance = random.Random(seed)
-
-    async def client(floor, number):
-        await asyncio.sleep(chance.random())
-        ids = prompt(chance.randrange(1, 50), chance.randrange(12))
-        each = floor.submit(order(ids, chance.randrange(1, 5), tenant=chance.choice("tu")))
-        if number % 3:
-            answer = await read(each)
-            assert len(answer.ids) == each.order.max_tokens
-            return "whole"
-        how = chance.randrange(4)
-        async with each:
-            if how == 0:
-                await asyncio.sleep(chance.random() * 0.05)
-            elif how == 1:
-                async for event in each:
-                    if isinstance(event, Piece) and chance.random() < 0.5:
-                        break
-            elif how == 2:
-                each.cancel()
-            else:
-                with pytest.raises(RunCancelledError):
-                    asyncio.get_running_loop().call_later(chance.random() * 0.1, each.cancel)
-                    async for _ in each:
-                        pass
-                    raise RunCancelledError("it was quicker")
-        assert each.state is RunState.ENDED
-        return "whole" if each.error is None else "cancelled"
-
-    async def work():
-        async with floor_of(model_dir, waiting=300) as (_, engine):
-            ladder = Watched(engine)
-            floor = Floor(engine, ladder, slots=3, waiting=300)
-            floor.start()
-            clients = [asyncio.create_task(client(floor, n)) for n in range(300)]
-            while not all(task.done() for task in clients):
-                assert consistent(floor)
-                await asyncio.sleep(0.05)
-            ends = [task.result() for task in clients]
-            counts, view = floor.counts, floor.status()
-            assert free(floor) and view.waiting == 0 and not view.staging
-            assert counts.submitted == 300 == counts.finished + counts.cancelled
-            assert counts.finished == ends.count("whole") >= 200
-            assert counts.cancelled == ends.count("cancelled") > 20
-            assert counts.prefilled_tokens >= counts.evaluated_tokens - 300
-            # Every trail that was begun is ended, but those of what slots still hold.
-            held = sum(slot.known_tokens > 0 for slot in view.slots)
-            assert sum(trail.ended == 0 for trail in ladder.trails) == held
-            assert max(trail.ended for trail in ladder.trails) == 1
-            # One more, as if nothing had been.
-            answer = await ask(floor, prompt(80, 99), 4, top_logprobs=3)
-            (expected,) = await alone(engine, [prompt(80, 99)], 4)
-            assert same(answer, expected)
-            await floor.close()
-            assert all(trail.ended == 1 for trail in ladder.trails)
-
-    run(work())
