@@ -196,6 +196,7 @@ class Keeper:
         self._waiting.put_nowait(job)
         if isinstance(job, Capture):
             self._captures.append(job)
+            self._lineages.plan(job.line.lineage, job.position)
             self._waiting_bytes += job.ring_bytes
 
     async def collect(self, needed_bytes: int = 0) -> None:
@@ -207,6 +208,8 @@ class Keeper:
         """
         done = await self.pace.off_loop(self._collector.collect, needed_bytes)
         self._lineages.load(done.holds)
+        for capture in self._captures:
+            self._lineages.plan(capture.line.lineage, capture.position)
         self._since_collected = 0
         self._accounts.collections += 1
         self._accounts.evicted += done.evicted

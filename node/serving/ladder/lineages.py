@@ -69,6 +69,12 @@ class Lineages:
         if tip is None or tip.position <= hold.position:
             self._tips[hold.lineage] = _Tip(hold.position, hold.cut_id)
 
+    def plan(self, lineage: bytes, position: int) -> None:
+        """A cut of the lineage is under way: no shallower one is its tip any more."""
+        tip = self._tips.get(lineage)
+        if tip is None or tip.position < position:
+            self._tips[lineage] = _Tip(position, b"")
+
     def hold_of(self, cut_id: bytes) -> Hold | None:
         """The newest hold of a cut."""
         return self._holds.get(cut_id)

@@ -13,7 +13,7 @@ from node.stream import Stream
 ARCHES = ("muse_glimmer", "cohere2", "gemma3", "llama")
 
 #: Around the window, its wraps, the grid of chunks and the grid of calls.
-LENGTHS = (2, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW + 1, 255, 257, 258, 514)
+LENGTHS = (2, WINDOW, WINDOW + 1, 2 * WINDOW + 1, 257, 514)
 
 
 #: A window that holds whole blocks of the grid, which are sealed while they are live.
@@ -40,7 +40,8 @@ async def assert_same_state(place, base, live: Stream) -> None:
 @pytest.mark.parametrize("arch", ARCHES)
 def test_a_restored_generation_is_the_one_that_was_cut(laddered, arch):
     async def work(place):
-        turns = [await place.answer(text(n, salt), 3) for salt, n in enumerate(LENGTHS)]
+        lengths = LENGTHS if arch == "muse_glimmer" else LENGTHS[2::2]
+        turns = [await place.answer(text(n, salt), 3) for salt, n in enumerate(lengths)]
         await place.ladder.settled()
         for rung in (Rung.RESIDENT, Rung.DURABLE):
             for turn in turns if rung is Rung.RESIDENT else turns[-3:]:
@@ -114,8 +115,10 @@ def test_whole_blocks_of_a_window_are_sealed_once_while_they_are_live(laddered):
     laddered(work, window=WIDE)
 
 
-@pytest.mark.parametrize("choice", ["greedy", "seeded"])
-@pytest.mark.parametrize("arch", ["muse_glimmer", "llama"])
+@pytest.mark.parametrize(
+    ("arch", "choice"),
+    [("muse_glimmer", "greedy"), ("muse_glimmer", "seeded"), ("llama", "seeded")],
+)
 def test_warm_equals_cold_where_the_schedules_agree(laddered, arch, choice):
     """Two prompts part after the cut at 512: the second begins there, on the grid of calls.
 
@@ -142,7 +145,7 @@ def test_warm_equals_cold_where_the_schedules_agree(laddered, arch, choice):
     laddered(work, arch)
 
 
-@pytest.mark.parametrize("arch", ["muse_glimmer", "llama"])
+@pytest.mark.parametrize("arch", ["muse_glimmer", pytest.param("llama", marks=pytest.mark.slow)])
 def test_a_conversation_of_twenty_windows_computes_only_what_is_new(laddered, arch):
     """The store is closed and opened between turns: nothing is left in memory."""
 
@@ -162,7 +165,7 @@ def test_a_conversation_of_twenty_windows_computes_only_what_is_new(laddered, ar
     laddered(work, arch)
 
 
-@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("arch", ["muse_glimmer", "gemma3"])
 def test_an_edit_of_the_last_turn_begins_at_the_cut_before_it(laddered, arch):
     async def work(place):
         first = await place.answer(text(300), 20)
@@ -215,7 +218,7 @@ def test_rows_of_forty_texts_with_one_beginning_are_stored_once(laddered):
         await place.answer([*system, 1], 1)
         await place.ladder.settled()
         before = whole_blocks(place)
-        for number in range(8):
+        for number in range(4):
             turn = await place.answer([*system, *text(20, number)], 3)
             assert turn.evaluated <= 20 + 16
         await place.ladder.settled()

@@ -147,7 +147,7 @@ def test_texts_of_one_beginning_keep_their_last_turns_each(laddered):
     async def work(place):
         system = text(530)
         ends = []
-        for number in range(6):
+        for number in range(5):
             turn = await place.answer([*system, *text(12, number)], 2)
             ends.append(turn.stream.token_ids)
         await place.ladder.settled()
@@ -159,10 +159,31 @@ def test_texts_of_one_beginning_keep_their_last_turns_each(laddered):
     laddered(work)
 
 
+def test_a_text_that_forks_while_its_cuts_are_written_is_a_lineage_of_its_own(laddered):
+    """The cut at 512 is the newest in the store, and yet not where the first text ends."""
+
+    async def work(place):
+        keeper = place.ladder._keeper
+        write, gate = keeper._write, asyncio.Event()
+
+        async def held(capture):
+            if capture.position > 512:
+                await gate.wait()
+            return await write(capture)
+
+        keeper._write = held
+        await place.answer([*text(530), 1], 2)
+        fork = await place.ladder.begin("ours", [*text(520), 2, 3])
+        assert (fork.position, fork.lineage) == (512, b"")
+        gate.set()
+
+    laddered(work)
+
+
 def test_a_text_that_goes_on_stays_in_its_lineage_across_restarts(laddered):
     async def work(place):
         ids = text(300)
-        for number in range(7):
+        for number in range(5):
             turn = await place.answer(ids, 2)
             ids = [*turn.stream.token_ids, *text(30, number)]
             await place.ladder.settled()
