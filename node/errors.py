@@ -168,7 +168,7 @@ class NodeBusyError(NodeError):
 
 
 class OverloadedError(NodeError):
-    """As many answers wait as may. Retry after ``retry_after_s`` seconds: a guess, not a promise."""
+    """As many answers wait as may. Retry after ``retry_after_s`` seconds, which is a guess."""
 
     reason = "overloaded"
 
@@ -178,7 +178,7 @@ class OverloadedError(NodeError):
 
 
 class StagingBusyError(OverloadedError):
-    """The one place where a context is computed beside the live ones is taken. Nothing was begun."""
+    """The one place where a context is computed beside the live ones is taken. Nothing began."""
 
     reason = "staging_busy"
 
