@@ -91,6 +91,36 @@ def test_grpc_and_slots_serve_the_same_session_one_after_the_other(world):
     run(work())
 
 
+def test_prefill_over_grpc_and_in_slots_makes_short_calls_for_each_others_answers(world):
+    async def work():
+        async with world.node("source") as (node, client), floor_over(node) as (floor, _):
+            calls = Calls(node.sessions.engine)
+
+            def sizes(count):
+                return [args[0] for name, _, args in calls.of("prefill_next")[-count:]]
+
+            talking = floor.submit(order(prompt(20), 5000))
+            await until(lambda: calls.of("decode_next"))
+            opened = await client.open("s")
+            reading = asyncio.create_task(read(talking))
+            opened = await client.append(opened, prompt(300))
+            assert sizes(5) == [64, 64, 64, 64, 43]
+            talking.cancel()
+            await reading
+            # The other way round: a client over gRPC decodes.
+            saying = asyncio.create_task(events(client, opened, 300, 200))
+            session = await node.sessions.find("s")
+            await until(lambda: session.next_index > 302)
+            answer = await read(floor.submit(order(prompt(300, 5), 2)))
+            assert len(answer.ids) == 2 and sizes(5) == [64, 64, 64, 64, 43]
+            assert len(await saying) == 200
+            # Nobody decodes any more.
+            await read(floor.submit(order(prompt(300, 6), 2)))
+            assert sizes(1) == [299]
+
+    run(work())
+
+
 def test_what_does_not_go_on_from_a_session_is_refused_and_changes_nothing(world):
     async def work():
         async with world.node("source") as (node, _), floor_over(node) as (floor, _):
