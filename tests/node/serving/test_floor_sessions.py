@@ -14,6 +14,7 @@ from engine import DecodingState
 from kvpack.store import HoldKind
 from node.errors import (
     PeerAnswerError,
+    RunCancelledError,
     SessionFrozenError,
     SessionMovedError,
     SessionStateError,
@@ -106,7 +107,8 @@ def test_prefill_over_grpc_and_in_slots_makes_short_calls_for_each_others_answer
             opened = await client.append(opened, prompt(300))
             assert sizes(5) == [64, 64, 64, 64, 43]
             talking.cancel()
-            await reading
+            with pytest.raises(RunCancelledError):
+                await reading
             # The other way round: a client over gRPC decodes.
             saying = asyncio.create_task(events(client, opened, 300, 200))
             session = await node.sessions.find("s")
