@@ -38,7 +38,7 @@ class Decoder:
     """One that decodes now.
 
     Attributes:
-        stepped_s: When it last asked for a step.
+        stepped_s: When it last had a step in the line; infinity while one is there.
         asked: Whether it asked since the last prefill call was put into the line.
     """
 
@@ -49,10 +49,19 @@ class Decoder:
         self.asked = False
         self.stepped_s = pace.clock()
 
-    def stepped(self) -> None:
-        """A step is put into the line now."""
-        self.stepped_s, self.asked = self._pace.clock(), True
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """A step is put into the line now, and is in it while the block runs.
+
+        However long that takes: it waits for the engine then, perhaps for a slow prefill call, and
+        the next one may be no longer for that.
+        """
+        self.stepped_s, self.asked = math.inf, True
         self._pace.stir()
+        try:
+            yield
+        finally:
+            self.stepped_s = self._pace.clock()
 
     def still(self) -> None:
         """No step is asked for until the next one is: nobody has to hurry for it, or wait."""

@@ -248,8 +248,8 @@ class Sessions:
                     if index < session.next_index:
                         decoded = session.recall(index)
                     else:
-                        decoder.stepped()
-                        decoded = await self.engine.call(session.decode_next)
+                        with decoder.step():
+                            decoded = await self.engine.call(session.decode_next)
                     session.told_index = max(session.told_index, index + 1)
                 yield session.token, decoded
 

@@ -58,8 +58,8 @@ class Course:
             while True:
                 await self._read(decoder)
                 async with access.held() as stream:
-                    decoder.stepped()
-                    decoded = await self._tools.call(stream.decode_next)
+                    with decoder.step():
+                        decoded = await self._tools.call(stream.decode_next)
                     reason = await self._tell(stream, decoded)
                     if reason is not None:
                         return await self._finish(stream, reason)

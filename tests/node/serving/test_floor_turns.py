@@ -216,11 +216,16 @@ def test_the_pace_knows_who_decodes():
             now[0] = STILL_S + 0.1
             # It waits for somebody else: a session that moves, a reader over gRPC.
             assert pace.grid_tokens() == 512
-            decoder.stepped()
+            with decoder.step():
+                assert pace.grid_tokens() == 64
+                # It waits for the engine, however slow that is: a long call would double its wait.
+                now[0] += 10 * STILL_S
+                assert pace.grid_tokens() == 64
             assert pace.grid_tokens() == 64
             decoder.still()
             assert pace.grid_tokens() == 512
-            decoder.stepped()
+            with decoder.step():
+                pass
         assert pace.grid_tokens() == 512
         async with pace.prefill_turn() as grid:
             assert grid == 512
@@ -241,16 +246,20 @@ def test_a_prefill_call_lets_those_ask_first_who_are_between_two_steps(monkeypat
             async with pace.prefill_turn() as grid:
                 return grid
 
+        def step(decoder):
+            with decoder.step():
+                pass
+
         with pace.decoding() as one, pace.decoding() as other:
             waits = asyncio.create_task(turn())
-            one.stepped()
+            step(one)
             await asyncio.sleep(0.01)
             assert not waits.done()
-            other.stepped()
+            step(other)
             assert await waits == SHORT_CALL_TOKENS
             # Each of them has to ask again, unless it waits for somebody else.
             waits = asyncio.create_task(turn())
-            one.stepped()
+            step(one)
             other.still()
             assert await waits == SHORT_CALL_TOKENS
             waits = asyncio.create_task(turn())
