@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,10 +19,14 @@ if TYPE_CHECKING:
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 
 _DIRECTORY: Final = click.option(
-    "--directory", "url", required=True, metavar="URL", help="sqlite:PATH, grpc://NODE@HOST:PORT or etcd://HOST,HOST,…"
+    "--directory",
+    "url",
+    required=True,
+    metavar="URL",
+    help="sqlite:PATH, grpc://NODE@HOST:PORT or etcd://HOST,HOST,…",
 )
 _CREDENTIALS: Final = click.option(
-    "--credentials", type=_FOLDER, help="Folder made by enroll; for grpc:, and for etcd: without files."
+    "--credentials", type=_FOLDER, help="Folder made by enroll; for grpc:, and etcd: without files."
 )
 _JSON: Final = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object instead."
@@ -71,6 +76,7 @@ def show(
 
 @directory.command()
 @_DIRECTORY
+@_CREDENTIALS
 @click.option(
     "--seen",
     "data_dirs",
@@ -86,24 +92,65 @@ def show(
     help="Rise above this one.",
 )
 @_JSON
-def adopt(url: str, data_dirs: tuple[Path, ...], above: int, as_json: bool) -> None:
+def adopt(
+    url: str,
+    credentials: Path | None,
+    data_dirs: tuple[Path, ...],
+    above: int,
+    as_json: bool,
+) -> None:
     """Make every ownership token that was given out so far stale.
 
-    To be done once after a directory file was restored from a backup, copied, or moved to another
-    machine, where the file is. Nodes that run go on with what they hold, under new tokens. A node
-    that has seen a higher generation refuses the directory: name its data folder with --seen.
+    To be done once after a directory was restored from a backup, copied, or moved to another
+    machine or etcd; with a file: where it is. Nodes that run go on with what they hold, under new
+    tokens. A node that has seen a higher generation refuses the directory: name its data folder
+    with --seen.
     """
-    from node.directory_sqlite import SqliteDirectory
+    from node.directory import Adoptable
 
     async def work(opened: Directory) -> dict[str, Any]:
-        if not isinstance(opened, SqliteDirectory):
+        if not isinstance(opened, Adoptable):
             raise UsageError(f"directory {url!r}: adopt it where its file is, as sqlite:PATH")
         state = await opened.state()
         highest = [await _seen_generation(folder, state.directory_id) for folder in data_dirs]
         return _state(await opened.adopt(max(above, *highest, 0)))
 
-    found = _run(url, None, work)
+    found = _run(url, credentials, work)
     click.echo(json.dumps(found) if as_json else "\n".join(_lines(found)))
+
+
+@directory.command()
+@click.argument("url")
+@_CREDENTIALS
+@_JSON
+def check(url: str, credentials: Path | None, as_json: bool) -> None:
+    """Try whether a directory keeps what nodes rely on.
+
+    Contenders, fencing, lost replies, watch, lease; of an etcd also its members, keys and
+    certificates. Writes beside what is there and removes it again. Exits with 1 if anything did
+    not hold.
+    """
+    from node.credentials import LiveCredentials
+    from node.directory_check import Finding, findings
+    from node.directory_scratch import scratch_of
+
+    async def work() -> list[Finding]:
+        live = None if credentials is None else LiveCredentials(credentials)
+        found = []
+        async with scratch_of(url, live) as scratch:
+            async for one in findings(scratch):
+                found.append(one)
+                if not as_json:
+                    click.echo(f"{one.check}: {'ok' if one.ok else 'FAILED'}: {one.said}")
+        return found
+
+    found = asyncio.run(work())
+    good = all(one.ok for one in found)
+    if as_json:
+        lines = [asdict(one) for one in found]
+        click.echo(json.dumps({"directory": url, "ok": good, "checks": lines}))
+    if not good:
+        raise SystemExit(1)
 
 
 @directory.command()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 
 from kvpack import limits
 from node.config import Address
@@ -239,6 +239,19 @@ class Directory(Protocol):
 
     async def close(self) -> None:
         """Give up files and connections."""
+        ...
+
+
+@runtime_checkable
+class Adoptable(Protocol):
+    """A directory that can be adopted from here; that of another node cannot."""
+
+    async def state(self) -> DirectoryState:
+        """Which directory this is, and how far it has come."""
+        ...
+
+    async def adopt(self, above: int = 0) -> DirectoryState:
+        """Make every token that was given out so far stale; rise over generation ``above``, too."""
         ...
 
 

@@ -74,7 +74,7 @@ PAGE: Final = 500
 
 #: Between two looks of one that watches: a change is told at once, a silent member never.
 LOOK_AGAIN_S: Final = 2.0
-_TOLD_S: Final = 0.05
+_TOLD_S: Final = 0.01
 
 #: How often a write begins anew where it lost to something that did not decide it.
 _TRIES: Final = 8

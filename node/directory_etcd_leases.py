@@ -11,7 +11,6 @@ may go on to confirm renewals (etcd#15247).
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Final
 
@@ -21,11 +20,6 @@ from node.directory_etcd_keys import Holder, Keys, after, decoded, encoded, end_
 from node.errors import DirectoryError, LeaseLiveError, LeaseLostError
 from node.etcd import Compare, absent, get, put, unchanged
 from node.etcd_cluster import EtcdCluster
-
-log = logging.getLogger(__name__)
-
-#: An election takes one to two seconds, and renewals wait for it.
-SHORT_S: Final = 10
 
 #: Nodes that are read at once.
 _PAGE: Final = 100
@@ -39,7 +33,6 @@ class EtcdLeases:
     def __init__(self, cluster: EtcdCluster, keys: Keys) -> None:
         self._cluster = cluster
         self._keys = keys
-        self._warned = False
 
     async def register(self, node: str, incarnation: bytes, ttl_s: float) -> None:
         """Begin a lease, whoever holds it."""
@@ -152,10 +145,4 @@ class EtcdLeases:
 
     def _whole(self, ttl_s: float) -> int:
         """An etcd counts in whole seconds: rounded up, it ends too late rather than too early."""
-        if ttl_s < SHORT_S and not self._warned:
-            self._warned = True
-            log.warning(
-                "a lease of %.1f s may end while an etcd elects a leader; from %d s on it outlasts "
-                "two elections", ttl_s, SHORT_S,
-            )  # fmt: skip
         return math.ceil(round(ttl_s, 3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
@@ -17,8 +18,13 @@ from node.directory_sqlite import SqliteDirectory
 from node.errors import UsageError
 from node.lease import NodeLease
 
+log = logging.getLogger(__name__)
+
 #: Inside a data folder: the newest seen of each directory.
 SEEN: Final = "directory-seen.sqlite"
+
+#: An election takes one to three seconds, and renewals, three in a lease, wait for it.
+ETCD_LEASE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,11 @@ async def member(
         seen = Seen(config.data_dir / SEEN)
         stack.push_async_callback(seen.close)
         directory = SeenDirectory(opened, seen)
+        if config.directory_url.startswith("etcd:") and config.lease_s < ETCD_LEASE_S:
+            log.warning(
+                "a lease of %.1f s may end while the etcd elects a leader; %.0f s outlast it",
+                config.lease_s, ETCD_LEASE_S,
+            )  # fmt: skip
         lease = NodeLease(directory, name, BootClock(), config.lease_s)
         await lease.start()
         stack.push_async_callback(lease.close)

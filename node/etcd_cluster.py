@@ -182,6 +182,24 @@ class EtcdCluster:
         """Every member by itself, to look at them one by one."""
         return [self._member(number) for number in range(len(self.address.members))]
 
+    def opened(self, number: int, shown: Certificates | None) -> Etcd:
+        """A connection of its own to one member; whoever asks for it closes it."""
+        tls = None
+        if shown is not None:
+            tls = grpc.ssl_channel_credentials(shown.ca, shown.key, shown.cert)
+        return Etcd(str(self.address.members[number]), tls, self.address.server_name)
+
+    def certificates(self) -> Certificates:
+        """What is shown and believed now.
+
+        Raises:
+            UsageError: Nothing is: plain text.
+        """
+        found = self._source.current()
+        if found is None:
+            raise UsageError("etcd: tls=off shows no certificates")
+        return found
+
     async def close(self) -> None:
         """Hang up."""
         for task in self._closing:
@@ -224,11 +242,7 @@ class EtcdCluster:
             self._shown = present
         number = self._asked if number is None else number
         if number not in self._open:
-            tls = None
-            if present is not None:
-                tls = grpc.ssl_channel_credentials(present.ca, present.key, present.cert)
-            target = str(self.address.members[number])
-            self._open[number] = Etcd(target, tls, self.address.server_name)
+            self._open[number] = self.opened(number, present)
         return self._open[number]
 
     def _ask_another(self) -> None:

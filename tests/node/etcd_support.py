@@ -222,6 +222,8 @@ class Etcds:
         """All members stand still: nobody hangs up, and nobody answers."""
         for member in self.members:
             member.send(signal.SIGSTOP)
+            # Its threads go on for a moment; this returns when all of them stand.
+            os.waitpid(member.process.pid, os.WUNTRACED)
         try:
             yield
         finally:

@@ -54,6 +54,28 @@ def test_claim_transfer_resume_and_release_each_compare_the_whole_token(director
     directories.run(work)
 
 
+def test_of_fifty_contenders_one_claims_and_one_takes_over(directories):
+    async def winners(writes, lost):
+        done = await asyncio.gather(*writes, return_exceptions=True)
+        assert all(isinstance(one, OwnershipToken | lost) for one in done)
+        return [(number, one) for number, one in enumerate(done) if not isinstance(one, lost)]
+
+    async def work(directory):
+        claims = [directory.claim("s", "abc"[n % 3], nonce(n)) for n in range(50)]
+        ((number, token),) = await winners(claims, SessionExistsError)
+        entry = await directory.owner("s")
+        assert (entry.token, entry.nonce) == (token, nonce(number))
+        moves = [directory.transfer("s", token, "abc"[n % 3], nonce(100 + n)) for n in range(50)]
+        ((number, taken),) = await winners(moves, StaleTokenError)
+        entry = await directory.owner("s")
+        assert (entry.token, entry.nonce) == (taken, nonce(100 + number))
+        # Nobody else is said to own it, neither.
+        owned = [one for node in "abc" for one in await directory.owned_by(node)]
+        assert owned == [entry]
+
+    directories.run(work)
+
+
 def test_entries_and_identity_survive_a_restart(directories):
     async def claim(directory):
         return await directory.claim("s", "a", nonce(1))
