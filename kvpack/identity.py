@@ -15,6 +15,9 @@ from kvpack.layout import CacheLayout
 
 DIGEST_BYTES = 32
 
+#: The entry that only the numerics of mixed rows have, and its one value.
+_MIXED = ("mixed_rows", "yes")
+
 
 def _check_digest(field: str, value: bytes) -> None:
     if len(value) != DIGEST_BYTES:
@@ -146,6 +149,23 @@ class NumericsFingerprint:
         _check_pairs("numerics", [name for name, _ in self.values])
         for name, value in self.values:
             limits.check_name(f"numerics[{name}]", value)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether this is what is said of rows that not one build computed all of."""
+        return _MIXED[0] in dict(self.values)
+
+    def of_mixed_rows(self) -> NumericsFingerprint:
+        """What whoever computes on this says of rows some of which others computed.
+
+        It equals no fingerprint that anybody computes on, so wherever such rows are offered they
+        go on as ``compatible`` at most. The other entries tell who wrote it down.
+
+        Raises:
+            LimitError: There is no room for one more entry.
+        """
+        values = dict((*self.values, _MIXED))
+        return NumericsFingerprint(tuple(sorted(values.items())))
 
     def first_difference(self, other: NumericsFingerprint) -> tuple[str, str, str] | None:
         """``(name, ours, theirs)`` of the first value that differs, or None where equal."""
