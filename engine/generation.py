@@ -59,14 +59,19 @@ class Generation:
     """The cache of one session and the position it stands at."""
 
     __slots__ = (
-        "_ahead", "_caches", "_checkpoint", "_network", "_pays_ahead",
+        "_ahead", "_caches", "_checkpoint", "_mixed", "_network", "_pays_ahead",
         "_position", "_repeats", "_schedule", "_torn",
     )  # fmt: skip
 
     def __init__(
-        self, network: Network, planes: Sequence[Plane], schedule: CallSchedule | None = None
+        self,
+        network: Network,
+        planes: Sequence[Plane],
+        schedule: CallSchedule | None = None,
+        *,
+        mixed: bool = False,
     ) -> None:
-        """Take over ``planes``, which stand at ``schedule.position``."""
+        """Take over ``planes``, which stand at ``schedule.position``; see :attr:`is_mixed`."""
         layers = network.layout.layers
         self._network = network
         self._caches = [
@@ -77,6 +82,7 @@ class Generation:
         # Calls like the schedule's last one that it does not count yet: decoding adds nothing else.
         self._repeats = 0
         self._position = self._schedule.position
+        self._mixed = mixed
         self._torn = False
         self._checkpoint: Checkpoint | None = None
         self._ahead: AheadCall | None = None
@@ -95,6 +101,15 @@ class Generation:
             more = dataclasses.replace(last, calls=last.calls + self._repeats)
             self._schedule, self._repeats = CallSchedule((*runs, more)), 0
         return self._schedule
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some of the rows are not those that this process would have computed.
+
+        It was so when they were installed, and stays: whatever is computed after such rows is
+        another build's answer, too. Who writes rows down says it with them.
+        """
+        return self._mixed
 
     @property
     def layout(self) -> CacheLayout:

@@ -159,7 +159,7 @@ class Installer:
     may arrive before it is fixed, and rows of sliding windows only after.
     """
 
-    __slots__ = ("_finished", "_growing", "_network", "_planes", "_position")
+    __slots__ = ("_finished", "_foreign", "_growing", "_network", "_planes", "_position")
 
     def __init__(
         self,
@@ -180,6 +180,7 @@ class Installer:
         self._network = network
         self._position = position
         self._growing = growing
+        self._foreign = producer is not Producer.ENGINE
         self._finished = False
         shapes = [
             PlaneShape.of(network.layout, layer, network.plane_layout)
@@ -253,11 +254,13 @@ class Installer:
         layers = range(len(self._planes))
         return tuple(run for layer in layers for run in self._plane(layer).missing())
 
-    def finish(self, schedule: CallSchedule) -> Generation:
+    def finish(self, schedule: CallSchedule, *, mixed: bool = False) -> Generation:
         """The detached generation.
 
         Args:
             schedule: The calls that computed the rows, from position 0.
+            mixed: Other numerics than this process's computed some of them. Those of another
+                producer than the engine always count as such.
 
         Raises:
             LayoutMismatchError: A row is missing, or the schedule ends at another position.
@@ -273,7 +276,7 @@ class Installer:
         self._finished = True
         planes = [self._plane(layer).plane(self._position) for layer in range(len(self._planes))]
         self._planes = []
-        return Generation(self._network, planes, schedule)
+        return Generation(self._network, planes, schedule, mixed=mixed or self._foreign)
 
     def _plane(self, layer: int) -> _PlaneFill:
         plane = self._planes[layer]

@@ -72,8 +72,11 @@ class MadeLogits:
 class MadeGeneration:
     """Stands in for :class:`engine.Generation`."""
 
-    def __init__(self, model: MadeModel, planes: HostPlanes, schedule: CallSchedule) -> None:
+    def __init__(
+        self, model: MadeModel, planes: HostPlanes, schedule: CallSchedule, *, mixed: bool = False
+    ) -> None:
         self.planes = planes
+        self.is_mixed = mixed
         self._model = model
         self._schedule = schedule
         self._position = schedule.position
@@ -179,7 +182,7 @@ class MadeInstaller:
         self._arrivals.take(tile.spec)
         self._planes.write(tile)
 
-    def finish(self, schedule: CallSchedule) -> MadeGeneration:
+    def finish(self, schedule: CallSchedule, *, mixed: bool = False) -> MadeGeneration:
         """The detached generation.
 
         Raises:
@@ -189,7 +192,7 @@ class MadeInstaller:
             raise LayoutMismatchError("schedule.position", self.position, schedule.position)
         for layer, held, arrived in self._arrivals.missing():
             raise LayoutMismatchError(f"layers[{layer}].rows", held, arrived)
-        return MadeGeneration(self._model, self._planes, schedule)
+        return MadeGeneration(self._model, self._planes, schedule, mixed=mixed)
 
     def _require_room(self, position: int) -> None:
         check_range("position", position, 0, self._planes.capacity_tokens, "tokens")

@@ -147,7 +147,10 @@ def test_rows_of_the_oracle_are_refused_before_anything_is_taken(
         installer = model.installer(T, producer=producer)
         for tile in snapshot.tiles:
             installer.scatter(tile)
-        assert installer.finish(schedule(T)).position == T
+        generation = installer.finish(schedule(T))
+        assert generation.position == T
+        # Those of another program go on, and are never this process's own.
+        assert generation.is_mixed is (producer is not Producer.ENGINE)
         return
     monkeypatch.setattr(install, "_PlaneFill", lambda *_: pytest.fail("memory was taken"))
     with pytest.raises(LayoutMismatchError) as refusal:
@@ -155,6 +158,20 @@ def test_rows_of_the_oracle_are_refused_before_anything_is_taken(
     with pytest.raises(LayoutMismatchError) as gate:
         require_installable(model.layout, Producer.ENGINE, snapshot)
     assert refusal.value.field == "producer" and str(refusal.value) == str(gate.value)
+
+
+def test_rows_stay_mixed_whatever_is_computed_after_them(load: Load) -> None:
+    model = load(ModelCase())
+    snapshot = cut(session(model))
+    installer = model.installer(T)
+    for tile in snapshot.tiles:
+        installer.scatter(tile)
+    generation = installer.finish(schedule(T), mixed=True)
+    with generation.checkpoint(2):
+        generation.block([1, 2])
+    generation.prefill([3, 4, 5])
+    generation.step(6)
+    assert generation.is_mixed and not model.new_generation().is_mixed
 
 
 def test_missing_rows_are_listed_and_refused(load: Load) -> None:

@@ -38,7 +38,8 @@ class HashModel:
 class HashGeneration:
     """The rows of one session: ``(layer, position)`` to the bytes of key and value."""
 
-    def __init__(self, model: HashModel, rows, schedule: CallSchedule) -> None:
+    def __init__(self, model: HashModel, rows, schedule: CallSchedule, mixed: bool = False) -> None:
+        self.is_mixed = mixed
         self.layout = model.layout
         self.schedule = schedule
         self._vocab_size = model.vocab_size
@@ -120,11 +121,11 @@ class HashInstaller:
                 key = keys[number * wide : (number + 1) * wide]
                 self._rows[layer, position] = bytes(key) + values[number * more :][:more]
 
-    def finish(self, schedule: CallSchedule) -> HashGeneration:
+    def finish(self, schedule: CallSchedule, *, mixed: bool = False) -> HashGeneration:
         if schedule.position != self.position:
             raise LayoutMismatchError("schedule.position", self.position, schedule.position)
         for layer, shape in enumerate(self._model.layout.layers):
             for position in range(shape.first_row(self.position), self.position):
                 if (layer, position) not in self._rows:
                     raise LayoutMismatchError(f"layers[{layer}].rows", "every row", position)
-        return HashGeneration(self._model, self._rows, schedule)
+        return HashGeneration(self._model, self._rows, schedule, mixed)
