@@ -22,10 +22,17 @@ class PackBinding:
     Attributes:
         key: Root of the tenant and epoch.
         identity: Whose rows.
-        numerics: On what they are computed here.
+        numerics: On what they are computed here; never those of mixed rows.
         header: The bundle header.
         header_bytes: The same, as it stands in a pack.
         context: What every chunk is sealed under.
+
+    Rows are this node's own where numerics that equal its own computed all of them; otherwise they
+    are mixed. :meth:`owns` tells when they come, :meth:`stated` is what is said of them when they
+    go, and in between their generation knows (``Generation.is_mixed``). There is no other rule.
+
+    Raises:
+        ValueError: Nobody computes on such numerics.
     """
 
     key: EpochKey
@@ -42,6 +49,23 @@ class PackBinding:
         header = Header.of(identity, key.epoch)
         context = SealContext(key, header.identity_digest, header.layout_digest)
         return cls(key, identity, model.numerics(), header, encode_header(header), context)
+
+    def __post_init__(self) -> None:
+        if self.numerics.is_mixed:
+            raise ValueError("numerics: those of mixed rows are no node's own")
+
+    def owns(self, numerics: NumericsFingerprint) -> bool:
+        """Whether rows of ``numerics`` are those that this node would have computed."""
+        return self.numerics == numerics
+
+    def stated(self, *, mixed: bool) -> NumericsFingerprint:
+        """What is said of rows that leave this node, in a Prepare as in a manifest.
+
+        Args:
+            mixed: They are not all this node's own. Then it is no node's numerics, also not those
+                of the build that some of them came from: whoever reads it calls them compatible.
+        """
+        return self.numerics.of_mixed_rows() if mixed else self.numerics
 
     @property
     def layout(self) -> CacheLayout:

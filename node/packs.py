@@ -38,11 +38,13 @@ class SessionCut:
         snapshot: Rows and token ids.
         states: Plaintext of the SESSION and SAMPLER chunks.
         schedule: The calls that computed the rows.
+        mixed: They are not all this node's own.
     """
 
     snapshot: SessionCacheSnapshot
     states: Mapping[ChunkClass, bytes]
     schedule: CallSchedule
+    mixed: bool
 
 
 def manifest_blob(
@@ -50,13 +52,15 @@ def manifest_blob(
     position: int,
     schedule: CallSchedule,
     references: tuple[ChunkReference, ...],
+    *,
+    mixed: bool,
 ) -> bytes:
-    """The sealed manifest of a cut that this node computed on its own engine."""
+    """The sealed manifest of a cut of this node; ``mixed``: not all of its rows are its own."""
     component = Component(ComponentKind.TARGET, binding.context.identity_digest)
     manifest = Manifest(
         producer=Producer.ENGINE,
         position=position,
-        numerics=binding.numerics,
+        numerics=binding.stated(mixed=mixed),
         schedule=schedule,
         references=references,
         components=(component,),
@@ -85,8 +89,10 @@ def cut_session(session: Session) -> SessionCut:
         raise SessionStateError(
             f"session {session.session_id}: nothing to save: {position} tokens are computed"
         )
-    snapshot = session.generation.snapshot(session.token_ids[:position])
-    return SessionCut(snapshot, state_bytes(session, position), session.generation.schedule)
+    generation = session.generation
+    snapshot = generation.snapshot(session.token_ids[:position])
+    states = state_bytes(session, position)
+    return SessionCut(snapshot, states, generation.schedule, generation.is_mixed)
 
 
 def state_bytes(session: Session, cut: int) -> dict[ChunkClass, bytes]:

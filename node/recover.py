@@ -301,7 +301,8 @@ async def _load(target: Target, entry: Ownership, pack: Path) -> Session:
                 decoding = decode_sampler(opened.plaintext)
         if state is None:
             raise InventoryError(f"{pack.name}: no session chunk")
-        generation = await engine.call(installer.finish, manifest.schedule)
+        mixed = not binding.owns(manifest.numerics)
+        generation = await engine.call(installer.finish, manifest.schedule, mixed=mixed)
     session = Session(
         entry.session_id, entry.token, generation, [*token_ids, state.pending_token],
         engine.model.vocab_size, decoding,

@@ -132,7 +132,8 @@ async def write_pack(
     writer = BundleWriter(sink, binding.key, binding.header_bytes)
     async for chunk in chunks_of(engine, binding, cut):
         await asyncio.to_thread(writer.add, chunk)
-    blob = manifest_blob(binding, cut.position, cut.schedule, writer.references)
+    mixed = cut.generation.is_mixed
+    blob = manifest_blob(binding, cut.position, cut.schedule, writer.references, mixed=mixed)
     await asyncio.to_thread(writer.finish, blob)
     return sink.written_bytes
 

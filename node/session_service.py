@@ -216,7 +216,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
         path = self._packs_dir / f"{request.session_id}.{cut.position}.kvpack"
         saved = await write_cut(sessions.engine, self._moves.binding, cut, path)
         if self._tier is not None:
-            self._tier.keep_later(request.session_id, saved.path, own=True)
+            own = not cut.generation.is_mixed
+            self._tier.keep_later(request.session_id, saved.path, own=own)
         return pb.SaveReply(
             path=str(saved.path), file_bytes=saved.file_bytes, position=saved.position
         )

@@ -84,10 +84,11 @@ async def unpack(
             else:
                 parts.take(opened)
         state, decoding = parts.require()
-        generation = await engine.call(installer.finish, manifest.schedule)
+        exact = binding.owns(manifest.numerics)
+        generation = await engine.call(installer.finish, manifest.schedule, mixed=not exact)
         file_bytes = file.seek(0, io.SEEK_END)
     token_ids = (*parts.token_ids, state.pending_token)
-    return Unpacked(generation, token_ids, state, decoding, different is None, file_bytes)
+    return Unpacked(generation, token_ids, state, decoding, exact, file_bytes)
 
 
 class _Parts:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from node.errors import ConsentError
 from node.pack_folder import PackFolder, tenant_folder
 from node.save import HeldCut, write_pack
-from node.serving.reuse import ForeignTrail
 
 if TYPE_CHECKING:
     from node.binding import PackBinding
@@ -25,12 +24,12 @@ def folder_of(call: Call, root: Path) -> PackFolder:
 
 
 def require_own_rows(stream: Stream) -> None:
-    """Refuse rows that other numerics computed: a pack would say that they are this node's.
+    """Refuse rows that other numerics computed: a pack would be no build's own.
 
     Raises:
         ConsentError: They are such rows.
     """
-    if isinstance(stream.trail, ForeignTrail):
+    if stream.generation.is_mixed:
         raise ConsentError("rows that another build computed go on here, but are not saved again")
 
 

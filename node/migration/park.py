@@ -195,7 +195,8 @@ class Park:
         cut, shelf, binding = self._require_cut(), self._require_shelf(), self._source.binding
         if not self._order.copy:
             self._session.phase = Phase.FROZEN
-        blob = manifest_blob(binding, cut.position, cut.schedule, shelf.references)
+        mixed = cut.generation.is_mixed
+        blob = manifest_blob(binding, cut.position, cut.schedule, shelf.references, mixed=mixed)
         try:
             cut_id = await asyncio.to_thread(shelf.publish, blob)
         except KvpackError as error:

@@ -93,6 +93,7 @@ class Producer:
         boundary_s: When the boundary call returned.
         finished: What it gave; None before.
         schedule: The calls up to the cut; None before all items were read once.
+        mixed: The rows are not all this node's own.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Producer:
         self.boundary_s = 0.0
         self.finished: Finished | None = None
         self.schedule: CallSchedule | None = None
+        self.mixed = session.generation.is_mixed
 
     def watch(self, report: Callable[[], None]) -> None:
         """Call ``report`` after every prefill call."""
@@ -152,7 +154,8 @@ class Producer:
                 await _offer(queue, loaded, consumer)
                 index += 1
         if self.finished is None:
-            self.schedule = self.session.generation.schedule
+            generation = self.session.generation
+            self.schedule, self.mixed = generation.schedule, generation.is_mixed
         await _offer(queue, None, consumer)
         if self.finished is None and self.schedule is not None:
             # The ring's rows were copied: from here on the boundary call may overwrite one.
@@ -169,7 +172,9 @@ class Producer:
         """
         if self.tape.cut is None or self.schedule is None:
             raise RuntimeError("a manifest before its cut")
-        return manifest_blob(self._binding, self.tape.cut, self.schedule, references)
+        return manifest_blob(
+            self._binding, self.tape.cut, self.schedule, references, mixed=self.mixed
+        )
 
     async def next_sealed(
         self, queue: asyncio.Queue[Loaded | None], named: frozenset[bytes] = frozenset()

@@ -257,7 +257,9 @@ class Receiver:
         token_ids = [i for first in sorted(self._token_ids) for i in self._token_ids[first]]
         if len(token_ids) != self._cut:
             raise LayoutMismatchError("token_ids", self._cut, len(token_ids))
-        generation = await self._engine.call(self._require_installer().finish, schedule)
+        mixed = not self._binding.owns(self._offer.numerics)
+        finish = self._require_installer().finish
+        generation = await self._engine.call(finish, schedule, mixed=mixed)
         self._installer = None
         self._manifest = inventory.manifest
         return Arrived(generation, (*token_ids, state.pending_token), state, self._decoding)

@@ -223,7 +223,7 @@ class Move:
             session_id=order.copy_as or session.session_id,
             mode=pb.MODE_COPY if order.copy_as else pb.MODE_MOVE,
             pack_header=binding.header_bytes,
-            numerics=encode_numerics(binding.numerics),
+            numerics=encode_numerics(binding.stated(mixed=session.generation.is_mixed)),
             position=max(1, session.position) if tape.cut is None else tape.cut,
             accept_compatible=order.accept_compatible,
             growing=tape.growing,

@@ -324,7 +324,7 @@ class Transfers(Book):
                 await let_go(self._target, offer, base)
             await target.journal.record(key, TargetState.ABORTED)
             raise
-        exact = offer.numerics == target.binding.numerics
+        exact = target.binding.owns(offer.numerics)
         inbound = Inbound(offer, base, receiver, path, exact)
         inbound.step(event)
         self._inbound[key] = inbound

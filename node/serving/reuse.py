@@ -34,7 +34,7 @@ class Base:
         lineage: 16 bytes: that of the cut it was begun from; empty where there is none.
         grid: What of it is sealed already, for the cuts to come; None: nothing.
         exact: The rows are those this node would have computed. Otherwise no cut of them is kept:
-            it would say that they are this node's numerics.
+            no answer could begin from it.
         fallback: Why no producer computed it, where one should have.
 
     Raises:
@@ -128,7 +128,7 @@ class NoTrail:
 
 
 class ForeignTrail(NoTrail):
-    """That of rows which other numerics computed: whatever is kept of them would say otherwise."""
+    """That of rows which other numerics computed: no answer could begin from a cut of them."""
 
 
 class NoReuse:

@@ -258,7 +258,11 @@ class HandSource:
         request = pb.SealRequest(
             transfer=self.ref,
             manifest=manifest_blob(
-                self.binding, self.cut.snapshot.position, self.cut.schedule, references
+                self.binding,
+                self.cut.snapshot.position,
+                self.cut.schedule,
+                references,
+                mixed=self.cut.mixed,
             ),
             objects=len(references),
             object_bytes=sum(reference.object_bytes for reference in references),

@@ -149,7 +149,7 @@ class RowLadder:
 
     def trail(self, tenant: str, stream: Stream, base: Base | None) -> Trail:
         """See :class:`node.serving.reuse.Ladder`. Rows of another build's numerics are not kept."""
-        if base is not None and not base.exact:
+        if stream.generation.is_mixed or (base is not None and not base.exact):
             return ForeignTrail()
         return self._trail(tenant, stream, base)
 
@@ -180,11 +180,11 @@ class RowLadder:
         Raises:
             SessionStateError: Nothing is computed, or a backlog is left.
             NodeBusyError: Too many cuts wait, or the node stops.
-            ConsentError: Its rows are of other numerics: a cut would say that they are this node's.
+            ConsentError: Its rows are mixed: no answer could begin from such a cut.
             KvpackError: The store refuses.
         """
         position = session.position
-        if isinstance(session.trail, ForeignTrail):
+        if session.generation.is_mixed:
             raise ConsentError(f"session {session.session_id}: its rows are another build's")
         if not 0 < position < session.next_index:
             raise SessionStateError(
@@ -248,7 +248,7 @@ class RowLadder:
         text = await self.read_session(tenant, cut_id)
         if not accept_compatible:
             require_same_numerics(text, binding)
-        rows = await self._restored(text.reader)
+        rows = await self._restored(binding, text.reader)
         return Woken(
             cut_id, rows.generation, text.token_ids, text.state, text.decoding, rows.plain_bytes,
             _grid(text.reader),
@@ -265,7 +265,7 @@ class RowLadder:
             if reader is None:
                 break
             try:
-                rows = await self._restored(reader)
+                rows = await self._restored(binding, reader)
             except NodeBusyError:
                 raise
             except NotStoredError:
@@ -304,8 +304,8 @@ class RowLadder:
             log.warning("the store of cuts takes longer than %.0f s", FIND_S)
             return Found(None, MissReason.COLD)
 
-    async def _restored(self, reader: CutReader) -> RestoredRows:
-        rows = await Restoring(self._engine, reader, self._resident).run()
+    async def _restored(self, binding: PackBinding, reader: CutReader) -> RestoredRows:
+        rows = await Restoring(self._engine, binding, reader, self._resident).run()
         self.accounts.restored_bytes += rows.plain_bytes
         self.accounts.restored_tokens += reader.cut.position
         self.accounts.memory_bytes += rows.memory_bytes

@@ -110,7 +110,7 @@ def find(
     def admit(cut: StoredCut) -> bool:
         if cut.position > wanted or cut.manifest.producer is not Producer.ENGINE:
             return False
-        if cut.manifest.numerics != binding.numerics:
+        if not binding.owns(cut.manifest.numerics):
             changed.append(cut.position)
             return False
         return cut.cut_id not in refused

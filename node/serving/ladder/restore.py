@@ -16,6 +16,7 @@ from node.serving.ladder.resident import Resident
 
 if TYPE_CHECKING:
     from engine import Generation, Installer
+    from node.binding import PackBinding
     from node.engine_thread import EngineThread
 
 #: Plaintext that is read ahead, and scattered in one call on the engine's thread.
@@ -44,12 +45,16 @@ class Restoring:
 
     Args:
         engine: Where the generation is built.
+        binding: Tells whether the rows are this node's own.
         reader: The cut.
         resident: Asked first, and given what was read.
     """
 
-    def __init__(self, engine: EngineThread, reader: CutReader, resident: Resident) -> None:
+    def __init__(
+        self, engine: EngineThread, binding: PackBinding, reader: CutReader, resident: Resident
+    ) -> None:
         self._engine = engine
+        self._binding = binding
         self._reader = reader
         self._resident = resident
         self._layout = reader.cut.header.layout
@@ -78,7 +83,8 @@ class Restoring:
         finally:
             ahead.cancel()
             await asyncio.gather(ahead, return_exceptions=True)
-        generation = await engine.call(installer.finish, manifest.schedule)
+        mixed = not self._binding.owns(manifest.numerics)
+        generation = await engine.call(installer.finish, manifest.schedule, mixed=mixed)
         plain = sum(ref.used_spec().data_bytes(self._layout) for ref in rows)
         return RestoredRows(generation, plain, self._memory_bytes, self._disk_bytes)
 

@@ -72,7 +72,7 @@ class Woken:
         """Where the session begins, for the trail of its cuts to come."""
         return Base(
             self.generation, self.position, Rung.DURABLE, MissReason.NONE, self.restored_bytes,
-            grid=self.grid,
+            grid=self.grid, exact=not self.generation.is_mixed,
         )  # fmt: skip
 
     def session(self, session_id: str, token: OwnershipToken, vocab_size: int) -> Session:

@@ -208,7 +208,7 @@ class CutWriting:
         manifest = Manifest(
             producer=Producer.ENGINE,
             position=capture.position,
-            numerics=binding.numerics,
+            numerics=binding.stated(mixed=capture.generation.is_mixed),
             schedule=capture.schedule,
             references=references,
             components=(Component(ComponentKind.TARGET, binding.context.identity_digest),),
