@@ -20,6 +20,10 @@ HEAD_S: Final = 15.0
 #: What was written and is not acknowledged for so long was written to nobody.
 UNACKNOWLEDGED_MS: Final = 30_000
 
+#: Bytes that the system takes for a reader that is behind. Its own choice grows to megabytes, and
+#: a reader that does not read would be noticed only after thousands of tokens.
+SEND_BUFFER_BYTES: Final = 128 << 10
+
 #: How long one write may wait for a reader that does not read.
 WRITE_S: Final = 20.0
 

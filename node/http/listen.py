@@ -20,6 +20,7 @@ from node.http.limits import (
     CONNECTIONS_MAX,
     HEAD_BYTES_MAX,
     HEAD_S,
+    SEND_BUFFER_BYTES,
     UNACKNOWLEDGED_MS,
 )
 from node.http.options import HttpOptions
@@ -65,6 +66,7 @@ class _Connection(H11Protocol):
         if not cycle.response_complete and not cycle.disconnected:
             # A close would wait for ever for a reader that does not read.
             self.transport.abort()
+            cycle.disconnected = True
 
     def _await_head(self) -> None:
         # Not anew with each byte: a head that comes byte by byte is late, too.
@@ -140,8 +142,10 @@ def _bind(address: Address) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # Accepted connections inherit what follows.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # Accepted connections inherit it: half-open ones end although nobody said goodbye.
+            # Half-open ones end although nobody said goodbye.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
         listener.bind(where)
         listener.listen(BACKLOG)

@@ -7,6 +7,7 @@ import json
 
 from harness import ask, code, web_node, within
 
+from node.errors import NodeBusyError
 from node.http import sse
 from node.http.door import Served
 from node.http.hangup import ClientGone, unless_gone
@@ -138,5 +139,54 @@ def test_work_for_a_client_that_goes_is_cancelled_and_an_error_of_it_is_told():
         except ClientGone:
             ended.append("gone")
         assert ended == ["told", "long", "gone"]
+
+    within(work(), 10)
+
+
+def test_what_feeds_a_stream_is_told_also_where_the_stream_was_never_begun(monkeypatch):
+    monkeypatch.setattr(sse, "WRITE_S", 0.05)
+
+    async def work():
+        told = []
+
+        async def events():
+            told.append("begun")
+            yield b"data: 1\n\n"
+
+        async def never(*_):
+            await asyncio.sleep(60)
+
+        stream = sse.EventStream(events(), closing=lambda: told.append("closed"))
+        try:
+            await stream({"type": "http"}, never, never)
+        except ClientGone:
+            told.append("gone")
+        assert told == ["closed", "gone"]
+
+    within(work(), 10)
+
+
+def test_an_error_of_a_stream_is_its_last_event_and_says_nothing_it_should_not():
+    async def work():
+        sent = []
+
+        async def events(error):
+            yield b"data: 1\n\n"
+            raise error
+
+        async def receive():
+            await asyncio.sleep(60)
+
+        async def send(message):
+            sent.append(message.get("body", b""))
+
+        for error, word in (
+            (NodeBusyError("full"), b'"code":"busy"'),
+            (ValueError("secret"), b'"code":"internal_error"'),
+        ):
+            sent.clear()
+            await sse.EventStream(events(error))({"type": "http"}, receive, send)
+            assert sent[1] == b"data: 1\n\n" and word in sent[2] and sent[3] == b""
+            assert b"secret" not in b"".join(sent)
 
     within(work(), 10)

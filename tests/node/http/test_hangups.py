@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 
 import harness
 import openai
@@ -31,7 +32,11 @@ def asking(messages=NIGHT, **options) -> bytes:
 @contextlib.asynccontextmanager
 async def connection(web, request: bytes, limit: int = 1 << 16):
     host, port = web.base_url.removeprefix("http://").rsplit(":", 1)
-    reader, writer = await asyncio.open_connection(host, int(port), limit=limit)
+    wire = socket.socket()
+    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limit)
+    wire.connect((host, int(port)))
+    wire.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=wire, limit=limit)
     writer.write(request)
     await writer.drain()
     try:
@@ -106,6 +111,7 @@ def test_a_client_that_goes_between_order_and_stream_leaves_no_run(tmp_path):
             for pause in range(30):
                 async with connection(web, asking(max_tokens=40)):
                     await asyncio.sleep(0.002 * (pause % 10))
+            await eventually(lambda: web.serving.floor.counts.submitted >= 3)
             await all_idle(web)
             assert await answered(web)
 
@@ -113,15 +119,24 @@ def test_a_client_that_goes_between_order_and_stream_leaves_no_run(tmp_path):
 
 
 def test_a_reader_that_does_not_read_is_cut_off_and_costs_no_slot(tmp_path, monkeypatch):
-    monkeypatch.setattr(sse, "WRITE_S", 0.3)
+    monkeypatch.setattr(sse, "WRITE_S", 0.1)
 
     async def work():
         async with harness.web_node(tmp_path / "data") as web:
             wide = asking(max_tokens=4000, logprobs=True, top_logprobs=20, ignore_eos=True)
             async with connection(web, wide, limit=1 << 10) as (_, writer):
                 writer.transport.pause_reading()
-                await all_idle(web, 40)
-                assert web.serving.floor.counts.finished == 0
+                counts = web.serving.floor.counts
+                floor = web.serving.floor
+                await eventually(lambda: counts.submitted == 1)
+                await eventually(
+                    lambda: floor.status().slots[0].state in (SlotState.IDLE, SlotState.PAUSED), 60
+                )
+                # A writer that goes on after each wait would let the slot's events pile up.
+                assert floor.status().slots[0].state is SlotState.IDLE
+                await all_idle(web)
+                # Cut off by the door, before the floor's own patience was over.
+                assert (counts.finished, counts.stalled, counts.cancelled) == (0, 0, 1)
             assert await answered(web)
 
     harness.within(work(), 100)

@@ -111,6 +111,10 @@ def test_a_tool_that_is_called_is_told_as_one_and_its_result_goes_on_exactly(tmp
         assert cached >= first.usage.total_tokens - 1
         without = await create("No.", tools=[ADD], tool_choice="none")
         assert without.usage.prompt_tokens < first.usage.prompt_tokens
+        listed = (await create("Hi there.", logprobs=True)).choices[0]
+        spelled = b"".join(bytes(entry.bytes) for entry in listed.logprobs.content)
+        # The token that ended the answer is no part of it.
+        assert spelled.decode() == listed.message.content == "Hi there."
         plain = await create(CALL)
         assert plain.choices[0].message.content == CALL and not plain.choices[0].message.tool_calls
 
