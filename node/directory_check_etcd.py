@@ -145,9 +145,10 @@ async def _stranger(cluster: EtcdCluster) -> Said:
     with tempfile.TemporaryDirectory(prefix=f"{NAME}-") as folder:
         other = await asyncio.to_thread(stranger_in, Path(folder))
         cert, key = ((other / f"node-{part}.pem").read_bytes() for part in ("cert", "key"))
-    own = cluster.certificates()
-    await _refused(cluster, Certificates(own.ca, cert, key), "a certificate of another authority")
-    return "a certificate of another authority is refused by every member", {}
+    ca = cluster.certificates().ca
+    await _refused(cluster, Certificates(ca, cert, key), "a certificate of another authority")
+    await _refused(cluster, Certificates(ca, b"", b""), "somebody without a certificate")
+    return "who shows no certificate, or one of another authority, is refused", {}
 
 
 async def _refused(cluster: EtcdCluster, shown: Certificates, what: str) -> None:

@@ -44,7 +44,7 @@ _CLOSE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """PEM of whom to believe, and of what to show."""
+    """PEM of whom to believe, and of what to show; empty: nothing."""
 
     ca: bytes
     cert: bytes
@@ -186,7 +186,7 @@ class EtcdCluster:
         """A connection of its own to one member; whoever asks for it closes it."""
         tls = None
         if shown is not None:
-            tls = grpc.ssl_channel_credentials(shown.ca, shown.key, shown.cert)
+            tls = grpc.ssl_channel_credentials(shown.ca, shown.key or None, shown.cert or None)
         return Etcd(str(self.address.members[number]), tls, self.address.server_name)
 
     def certificates(self) -> Certificates:

@@ -93,7 +93,7 @@ class Member:
         self.tls = tls
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, members: list[Member], new: bool = True) -> None:
+    def start(self, members: list[Member], demands: bool = True) -> None:
         scheme = "http" if self.tls is None else "https"
         peers = ",".join(f"{one.name}={scheme}://127.0.0.1:{one.peer}" for one in members)
         mine, between = f"{scheme}://127.0.0.1:{self.client}", f"{scheme}://127.0.0.1:{self.peer}"
@@ -109,9 +109,10 @@ class Member:
                 arguments += [
                     f"--{kind}cert-file", str(self.tls / "cert.pem"),
                     f"--{kind}key-file", str(self.tls / "key.pem"),
-                    f"--{kind}trusted-ca-file", str(self.tls / "ca.pem"),
-                    f"--{kind}client-cert-auth",
                 ]  # fmt: skip
+                if demands or kind:
+                    arguments += [f"--{kind}trusted-ca-file", str(self.tls / "ca.pem")]
+                    arguments.append(f"--{kind}client-cert-auth")
         with (self.root / f"{self.name}.log").open("ab") as log:
             # A session of its own: whatever ends the tests by a signal leaves it to us.
             self.process = subprocess.Popen(
@@ -138,6 +139,7 @@ class Etcds:
     def __init__(self, root: Path, count: int = 1, authority: Path | None = None):
         self.root = root
         self.tls = None
+        self.demands_certificates = True
         if authority is not None:
             self.tls = make_certificate(authority, root / "tls")
             ca = (authority / enroll.AUTHORITY_CERTIFICATE).read_bytes()
@@ -150,7 +152,7 @@ class Etcds:
 
     def __enter__(self):
         for member in self.members:
-            member.start(self.members)
+            member.start(self.members, self.demands_certificates)
         try:
             self.wait()
         except BaseException:
