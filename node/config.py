@@ -141,6 +141,11 @@ def let_grpc_speak() -> None:
         os.environ["GRPC_VERBOSITY"] = "INFO"
 
 
+def aws_environment() -> tuple[dict[str, str], Path]:
+    """What the process was told about AWS, and the user's home, where files of AWS tools lie."""
+    return {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}, Path.home()
+
+
 def default_data_dir(model_dir: Path) -> Path:
     """Where a node keeps its files that was not told: a folder of the user's, one for each model.
 

@@ -43,6 +43,30 @@ class IntentLostError(StoreError):
     reason = "intent_lost"
 
 
+class StoreAwayError(StoreError):
+    """The place did not answer, or said that it cannot now; retries did not help. Retry later."""
+
+    reason = "store_away"
+
+
+class StoreDeniedError(StoreError):
+    """The place does not let us: no credentials, wrong ones, or ones that may not do this."""
+
+    reason = "store_denied"
+
+
+class StoreUnsafeError(StoreError):
+    """The place breaks a promise that the store is built on. Nothing is kept there."""
+
+    reason = "store_unsafe"
+
+
+class StoreExtraError(StoreError):
+    """What reaches such a place is not installed."""
+
+    reason = "store_extra_missing"
+
+
 class StoreFullError(PublishError):
     """The budget or the disk has no room. Nothing of what was refused is left behind.
 

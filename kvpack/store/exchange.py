@@ -223,6 +223,7 @@ def export_bundle(
     key = keyring.get(header.tenant, header.epoch)
     writer = BundleWriter(sink, key, reader.cut.header_bytes, signer)
     recoder = _Recoder(keyring, header.tenant, reader.bindings, codec)
+    reader.expect()
     for reference in manifest.references:
         writer.add(_exported(reader, keyring, reference, recoder))
     blob = reader.cut.manifest_blob

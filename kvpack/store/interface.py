@@ -121,6 +121,12 @@ class ObjectStore(Protocol):
     def delete(self, names: Sequence[str]) -> int:
         """Delete what is there of ``names``; durable on return. Returns how many there were."""
 
+    def expect(self, names: Sequence[str]) -> None:
+        """A hint: these objects will be read whole, in about this order.
+
+        A place that is far away fetches a bounded number of them ahead; others do nothing.
+        """
+
     def free_bytes(self) -> int | None:
         """Room for us on the real volume, or None where there is no such number."""
 
@@ -136,6 +142,13 @@ class ObjectStore(Protocol):
         Raises:
             StoreBusyError: Another process has it.
         """
+
+
+class OpenedStore(ObjectStore, Protocol):
+    """A store that holds something of its process: a folder, connections."""
+
+    def close(self) -> None:
+        """Give it back; the store is of no use afterwards."""
 
 
 def list_all(store: ObjectStore, prefix: str) -> list[StoredObject]:

@@ -76,16 +76,14 @@ class LocalStore:
     def identity(self, proposal: bytes) -> bytes:
         """See :class:`kvpack.store.interface.ObjectStore`."""
         names.check_bytes("store.identity", proposal, names.IDENTITY_BYTES)
-        text = f"{proposal.hex()}\n".encode()
+        text = identity_text(proposal)
         with contextlib.suppress(ConflictError), self.translated("", len(text)):
             self.publish("", [ObjectData(IDENTITY_NAME, text)])
         try:
             found = self._disk.read("", IDENTITY_NAME, 0, len(text) + 1)
         except OSError as error:
             raise StoreError(f"{self._place}: {IDENTITY_NAME}: {error.strerror}") from error
-        if not _IDENTITY_TEXT.fullmatch(found):
-            raise FormatError("store.identity", "16 bytes in hexadecimal", f"{len(found)} bytes")
-        return bytes.fromhex(found.decode())
+        return parse_identity(found)
 
     def put_if_absent(self, objects: Sequence[ObjectData]) -> tuple[bool, ...]:
         """See :class:`kvpack.store.interface.ObjectStore`."""
@@ -238,6 +236,9 @@ class LocalStore:
                 self._disk.flush_folder(folder)
         return count
 
+    def expect(self, wanted: Sequence[str]) -> None:
+        """A disk reads ahead by itself."""
+
     def free_bytes(self) -> int | None:
         """See :class:`kvpack.store.interface.ObjectStore`."""
         try:
@@ -282,6 +283,22 @@ class LocalStore:
                 free = self.free_bytes()
                 raise StoreFullError(where, explain(error), needed_bytes, free) from error
             raise PublishError(f"{where}: {explain(error)}") from error
+
+
+def identity_text(identity: bytes) -> bytes:
+    """What stands in the place's ``identity``."""
+    return f"{identity.hex()}\n".encode()
+
+
+def parse_identity(text: bytes) -> bytes:
+    """The identity that stands in ``text``.
+
+    Raises:
+        FormatError: It is something else.
+    """
+    if not _IDENTITY_TEXT.fullmatch(text):
+        raise FormatError("store.identity", "16 bytes in hexadecimal", f"{len(text)} bytes")
+    return bytes.fromhex(text.decode())
 
 
 def _by_folder(objects: Sequence[ObjectData]) -> dict[str, list[int]]:

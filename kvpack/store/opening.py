@@ -84,10 +84,19 @@ def checked(disk: Disk) -> Disk:
         found = disk.read("", FORMAT_NAME, 0, len(FORMAT) + 1)
     except OSError as error:
         raise FormatError("store", f"a file {FORMAT_NAME!r}", error.strerror) from error
+    check_format(found)
+    return disk
+
+
+def check_format(found: bytes) -> None:
+    """Refuse a store whose ``format`` says something else.
+
+    Raises:
+        VersionError: It is one of another version.
+    """
     if found != FORMAT:
         text = found[:32].decode(errors="replace").strip()
         raise VersionError("store.format", FORMAT.decode().strip(), repr(text))
-    return disk
 
 
 def _make_root(where: Path) -> None:

@@ -50,6 +50,10 @@ class CutReader:
         self._store = store
         self._keyring = keyring
 
+    def expect(self) -> None:
+        """Tell the store that every chunk will be read, in the manifest's order."""
+        self._store.expect([self.cut.chunk_names(ref)[0] for ref in self.cut.manifest.references])
+
     def object(self, reference: ChunkReference) -> bytes:
         """The sealed object of ``reference``, as it is stored.
 
@@ -98,6 +102,13 @@ class CutReader:
             NotStoredError: A chunk is missing. And everything that :meth:`open` raises.
         """
         layout = self.cut.header.layout
+        self._store.expect(
+            [
+                self.cut.chunk_names(reference)[0]
+                for reference in self.cut.manifest.references
+                if reference.has_rows
+            ]
+        )
         for reference in self.cut.manifest.references:
             if reference.has_rows:
                 whole = tile_of(layout, self.open(reference))
@@ -161,6 +172,7 @@ class CutReader:
         Raises:
             NotStoredError: A chunk is missing. And everything that :meth:`open` raises.
         """
+        self.expect()
         for reference in self.cut.manifest.references:
             self.open(reference, deep=deep)
 

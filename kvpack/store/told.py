@@ -66,6 +66,10 @@ class ToldStore:
         self._told(len(names))
         return count
 
+    def expect(self, names: Sequence[str]) -> None:
+        """As :meth:`ObjectStore.expect`."""
+        self._store.expect(names)
+
     def free_bytes(self) -> int | None:
         """As :meth:`ObjectStore.free_bytes`."""
         return self._store.free_bytes()

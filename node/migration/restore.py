@@ -276,6 +276,7 @@ class _Cut:
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Every object, after its tag was checked and its content id recomputed."""
+        self._reader.expect()
         for reference in self.references:
             yield memoryview(await asyncio.to_thread(self._checked, reference))
 

@@ -61,6 +61,9 @@ class MemoryStore:
     def delete(self, doomed: Sequence[str]) -> int:
         return sum(self.objects.pop(names.check_object_name(n), None) is not None for n in doomed)
 
+    def expect(self, wanted: Sequence[str]) -> None:
+        pass
+
     def free_bytes(self) -> int | None:
         return None
 

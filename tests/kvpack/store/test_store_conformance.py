@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -58,9 +59,17 @@ BACKENDS: dict[str, Callable[[Path], ObjectStore]] = {
 }
 
 
-@pytest.fixture(params=list(BACKENDS))
-def store(request, tmp_path) -> ObjectStore:
-    return BACKENDS[request.param](tmp_path)
+@pytest.fixture(params=[*BACKENDS, "s3"])
+def store(request, tmp_path) -> Iterator[ObjectStore]:
+    if request.param != "s3":
+        yield BACKENDS[request.param](tmp_path)
+        return
+    # Not imported by a kvpack that is alone: it needs the extra.
+    from tests.s3_server import new_store as new_bucket_store
+
+    server = request.getfixturevalue("s3_server")
+    with contextlib.closing(new_bucket_store(server.endpoint)) as made:
+        yield made
 
 
 _SERIAL = itertools.count(1)
