@@ -1,5 +1,6 @@
 """What the publication of cuts costs the tokens of an answer.
 
+    python -m bench.serving --only publication
     python -m bench.serving.publication [--model DIR] [--rounds N] [--tokens N]
 
 Two streams of one model take turns: for some tokens one of them decodes while cuts of it are being
@@ -16,9 +17,11 @@ import asyncio
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.serving.rows import Row
 from kvpack.keys import generate_key
 from kvpack.store import Budget, HoldKind, open_store
 from node.binding import PackBinding
@@ -28,6 +31,9 @@ from node.serving.ladder import RowLadder
 from node.stream import Stream
 
 _MODEL = Path(__file__).parents[2] / "examples" / "models" / "muse-novels-6m"
+
+TOKENS = 128
+PROMPT_TOKENS = 2048
 
 
 @dataclass
@@ -68,7 +74,29 @@ async def _tokens(engine: EngineThread, stream: Stream, count: int, times: list[
         last = now
 
 
-async def measure(model: Path, rounds: int, tokens: int, prompt_tokens: int) -> None:
+def publication(rounds: int) -> Iterator[Row]:
+    """What it costs, as rows of a table."""
+    prepare_process()
+    times = asyncio.run(measure(_MODEL, rounds, TOKENS, PROMPT_TOKENS, said=_silent))
+    per_round = [
+        statistics.median(times.kept_s[at : at + TOKENS])
+        / statistics.median(times.plain_s[at : at + TOKENS])
+        for at in range(0, len(times.kept_s), TOKENS)
+    ]
+    yield Row(
+        "token while a cut is made durable", "token without", tuple(per_round), "<=", 1.05,
+        "; ".join(times.lines()),
+    )  # fmt: skip
+
+
+def _silent(line: str) -> None:
+    """The rows say it."""
+
+
+async def measure(
+    model: Path, rounds: int, tokens: int, prompt_tokens: int, said: Callable[[str], None] = print
+) -> Times:
+    """Measure, and say what came of it."""
     engine, key = await EngineThread.load(model), generate_key("bench")
     binding = PackBinding.of(engine.model, key)
     with tempfile.TemporaryDirectory() as folder:
@@ -90,16 +118,17 @@ async def measure(model: Path, rounds: int, tokens: int, prompt_tokens: int) -> 
             await ladder.settled()
             durable_s.append((copied, waiting))
             await _tokens(engine, plain, tokens, times.plain_s)
-        print(*times.lines(), sep="\n")
+        said("\n".join(times.lines()))
         copies = [copied for copied, _ in durable_s]
-        print(f"copy of rings at a cut: median {1000 * statistics.median(copies):.3f} ms")
+        said(f"copy of rings at a cut: median {1000 * statistics.median(copies):.3f} ms")
         late = sum(waiting > 0 for _, waiting in durable_s)
-        print(f"cuts still being written after {tokens} tokens: {late} of {rounds}")
+        said(f"cuts still being written after {tokens} tokens: {late} of {rounds}")
         counted = ladder.accounts
-        print(f"published {counted.published}, dropped {counted.dropped}, "
+        said(f"published {counted.published}, dropped {counted.dropped}, "
               f"{counted.published_bytes} bytes")  # fmt: skip
         await ladder.close()
     engine.close()
+    return times
 
 
 def main() -> None:
@@ -107,8 +136,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", type=Path, default=_MODEL)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--prompt", type=int, default=2048)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--prompt", type=int, default=PROMPT_TOKENS)
     given = parser.parse_args()
     asyncio.run(measure(given.model, given.rounds, given.tokens, given.prompt))
 

@@ -1,0 +1,5 @@
+"""Measurements of serving: real ``kvnode serve`` processes, asked as their clients ask.
+
+Each number is a ratio of two things within one run, so that whatever else the machine does slows
+both.
+"""
