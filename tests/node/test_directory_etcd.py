@@ -330,6 +330,27 @@ def test_an_etcd_made_from_a_backup_is_refused_until_it_is_adopted(place):
     place.run(work)
 
 
+def test_an_adoption_between_the_look_and_the_write_stops_the_write(place):
+    async def work(directory):
+        token = await directory.claim("s", "a", nonce(1))
+        swap, adopt = directory.cluster.swap, place.directory().adopt
+
+        async def later(*arguments):
+            directory.cluster.swap = swap
+            await adopt()
+            return await swap(*arguments)
+
+        directory.cluster.swap = later
+        with pytest.raises(StaleTokenError, match="generation 1"):
+            await directory.transfer("s", token, "b", nonce(2))
+        assert (await directory.owner("s")).node == "a"
+        # A claim starts from no token: it is made in the generation of now.
+        directory.cluster.swap = later
+        assert (await directory.claim("t", "a", nonce(3))).generation == 3
+
+    place.run(work)
+
+
 def test_tombstones_are_removed_a_few_at_a_time_and_never_too_early(place, monkeypatch):
     monkeypatch.setattr(directory_etcd, "TOMBSTONE_SPAN", 20)
     monkeypatch.setattr(directory_etcd, "SWEEP", 4)

@@ -204,10 +204,20 @@ def test_a_node_that_died_is_gone_within_its_lease_and_leaves_one_name(etcds, pa
     place = EtcdPlace(etcds, parties, f"tests/{tmp_path.name}")
 
     async def work(directory):
+        granted, grant = [], directory.cluster.grant
+
+        async def noted(ttl_s):
+            granted.append(await grant(ttl_s))
+            return granted[-1]
+
+        directory.cluster.grant = noted
         leases = [NodeLease(directory, "ghost", BootClock(), 1.0) for _ in range(10)]
         for lease in leases:
             await lease.start()
         died_s = time.monotonic()
+        # Each start ended the lease of the one before it.
+        left_s = [await directory.cluster.left_s(lease) for lease in granted]
+        assert len(left_s) == 10 and max(left_s[:-1]) < 0 <= left_s[-1]
         await place.outlast(directory, "ghost")
         # An etcd looks for what is over twice in a second.
         assert 0.8 < time.monotonic() - died_s < 1.0 + 1.0

@@ -1,0 +1,1 @@
+"""How long the directory's calls take, by kind of directory."""
