@@ -126,8 +126,13 @@ class Responding:
             before = (Message(Role.SYSTEM, asked.instructions), *before)
         request = ChatRequest(_messages(asked.said, "input"), asked.tools)
         budget = budget_of(self._serving, self._max_tokens, self._policy)
-        known = Known(before, context.token_ids)
+        known = Known(before, self._own_ids(context))
         return compose_next(self._serving.renderer, known, request, budget)
+
+    def _own_ids(self, context: Context) -> tuple[int, ...]:
+        """The known tokens; none where they are a model's that was in the folder before."""
+        ids = context.token_ids
+        return ids if max(ids, default=0) < self._serving.facts.vocab_size else ()
 
     async def _order(self, composed: Composed) -> RunOrder:
         serving, ids = self._serving, composed.prompt.token_ids

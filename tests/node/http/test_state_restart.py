@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import time
 
 import harness
 import openai
 import pytest
+
+from node.records.tables import pack_ids, unpack_ids
 
 FIELDS = {"model": "default_model", "max_output_tokens": 8}
 KEY = {"extra_headers": {"Idempotency-Key": "the-turn"}}
@@ -132,3 +135,33 @@ def test_turn_that_a_kill_broke_off_never_happened(tmp_path):
                     await call(name)
 
     harness.within(after(), 120)
+
+
+def test_ids_that_another_model_made_are_left_and_the_text_goes_on(tmp_path):
+    """Another model in the folder, with fewer tokens: only the text means the same to it."""
+    data_dir = tmp_path / "data"
+
+    async def go_on(spoil):
+        async with again(data_dir) as (_, client):
+            name = (await client.conversations.create()).id
+            await say(client, name, "Hello there")
+            chain = (await client.responses.create(**FIELDS, input="Hello there")).id
+        spoil()
+        async with again(data_dir) as (_, client):
+            turn = await say(client, name, "Go on.")
+            more = await client.responses.create(
+                **FIELDS, previous_response_id=chain, input="Go on."
+            )
+            last = await say(client, name, "And then?")
+            return [one.output_text for one in (turn, more, last)]
+
+    def raise_ids():
+        with contextlib.closing(sqlite3.connect(data_dir / "records.sqlite")) as records, records:
+            for number, ids in records.execute("SELECT id, token_ids FROM contexts").fetchall():
+                raised = [token + 1_000_000 for token in unpack_ids(ids)]
+                records.execute(
+                    "UPDATE contexts SET token_ids = ? WHERE id = ?", (pack_ids(raised), number)
+                )
+
+    said = harness.within(go_on(raise_ids), 120)
+    assert said == harness.within(go_on(lambda: None), 120)
