@@ -30,6 +30,7 @@ from node.serving.options import (
     PrefillAt,
     ServingOptions,
 )
+from node.stores import parse_root
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -200,8 +201,9 @@ _NODE: Final = _several(
             help="Refuse to start if a durable write in --data-dir takes longer.",
         ),
         click.option(
-            "--store-root", "store_roots", type=_FOLDER, multiple=True,
-            help="Clients may have sessions put into stores below this folder; may be repeated.",
+            "--store-root", "store_roots", multiple=True, metavar="DIR|s3://BUCKET/PREFIX",
+            help="Clients may have sessions put into stores below this folder or place in a "
+            "bucket; may be repeated.",
         ),
         click.option("--stop-on-stdin-end", is_flag=True, hidden=True),
         click.option(
@@ -273,7 +275,7 @@ def serve_config(options: dict[str, Any], folder: Path) -> ServeConfig:
         options["lease"],
         options["share_directory"],
         options["transfer_lease"],
-        store_roots=options["store_roots"],
+        store_roots=tuple(map(parse_root, options["store_roots"])),
         http=http,
         serving=_serving_options(options),
     )

@@ -42,7 +42,8 @@ def _run(work: Coroutine[Any, Any, int]) -> None:
     multiple=True,
     metavar="[NAME@]HOST:PORT|store:PATH",
     help="Where to; with --mode copy several times, for a copy on each. store:PATH is a folder on "
-    "the node's machine, below one that it was started with (--store-root).",
+    "the node's machine, or store:s3://BUCKET/PREFIX, below one that it was started with "
+    "(--store-root).",
 )
 @_NODE
 @_CREDENTIALS
@@ -246,7 +247,8 @@ def restore(
 
     The whole session was put there by kvnode migrate --to store:PATH. Every chunk is checked and
     its content id computed anew; of two nodes that ask at once one gets it. PATH is the folder as
-    the node's machine calls it, below one that it was started with (--store-root).
+    the node's machine calls it, or s3://BUCKET/PREFIX, below one that it was started with
+    (--store-root).
 
     \b
     Example:

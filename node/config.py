@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvpack.store import Budget
 from node.errors import UsageError
+from node.s3.place import S3Place
 from node.serving.options import ServingOptions
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class ServeConfig:
         share_directory: Serve the directory file to other nodes.
         transfer_lease_s: How long a transfer into this node may make no progress.
         store: What a store of cuts may take.
-        store_roots: Folders below which clients may have sessions put into stores.
+        store_roots: Folders and places in buckets below which clients may have sessions put into
+            stores.
         http: Where to listen for HTTP, and for whom; None: nowhere.
         serving: Slots, context and cache.
 
@@ -99,7 +101,7 @@ class ServeConfig:
     share_directory: bool = False
     transfer_lease_s: float = 60.0
     store: Budget = field(default_factory=Budget)
-    store_roots: tuple[Path, ...] = ()
+    store_roots: tuple[Path | S3Place, ...] = ()
     http: HttpOptions | None = None
     serving: ServingOptions = field(default_factory=ServingOptions)
 

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from kvpack.errors import EXIT_GOOD, LimitError
+from kvpack.store.errors import StoreError
+from kvpack.store.places import shown
 from node.client import NodeClient
 from node.errors import UsageError
 from node.follow import FollowingClient
 from node.migrate import place
 from node.migration.wire import token_value
 from node.pb.v1 import session_pb2 as pb
+from node.s3.place import SCHEME as S3_SCHEME
+from node.s3.place import S3Place
 from node.session import check_session_id
 
 #: How a store is told from a node's address.
@@ -27,7 +31,7 @@ class StoreOrder:
     Attributes:
         session_id: Which session.
         node: Which node to ask.
-        store: ``store:`` and the folder's path on that node's machine.
+        store: ``store:`` and the folder's path on that node's machine, or ``s3://…``.
         credentials_dir: The client's folder.
         as_json: Print JSON.
 
@@ -46,15 +50,30 @@ class StoreOrder:
             check_session_id(self.session_id)
         except LimitError as error:
             raise UsageError(str(error)) from error
-        if not self.store.startswith(f"{SCHEME}/"):
+        if not self.store.startswith((f"{SCHEME}/", f"{SCHEME}{S3_SCHEME}")):
             raise UsageError(
-                f"{self.store[:200]!r}: expected {SCHEME}PATH, absolute, on the node's machine"
+                f"{shown(self.store)[:200]!r}: expected {SCHEME}PATH, absolute, on the node's "
+                f"machine, or {SCHEME}{S3_SCHEME}BUCKET/PREFIX"
             )
+        if self.store.startswith(f"{SCHEME}{S3_SCHEME}"):
+            _check_bucket(self.path)
 
     @property
     def path(self) -> str:
-        """The folder on the node's machine."""
+        """The folder on the node's machine, or the place in a bucket."""
         return self.store.removeprefix(SCHEME)
+
+
+def _check_bucket(url: str) -> None:
+    """Refuse here what no node could open: it may hold what should not travel.
+
+    Raises:
+        UsageError: No ``s3://BUCKET/PREFIX``.
+    """
+    try:
+        S3Place.parse(url)
+    except StoreError as error:
+        raise UsageError(str(error)) from error
 
 
 async def park_session(order: StoreOrder, *, copy: bool) -> int:

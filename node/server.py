@@ -129,6 +129,7 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
     keys = TenantKeys(config.data_dir / KEYS, given)
     # Before anything is written: a wrong option must not leave a trace.
     roots = StoreRoots(config.store_roots, config.store)
+    await asyncio.to_thread(roots.require_safe)
     async with contextlib.AsyncExitStack() as stack:
         # The ports first: a taken one is found before the model is loaded, and whoever calls in
         # the meantime is told that it is being loaded.

@@ -13,6 +13,7 @@ from kvpack.cli.commands import kvpack
 from kvpack.cli.diff_command import diff
 from kvpack.cli.exchange_commands import export_pack, import_pack
 from kvpack.cli.list_command import ls
+from kvpack.cli.place_commands import store
 from kvpack.cli.sign_command import sign
 from kvpack.cli.store_commands import check, gc
 from kvpack.cli.verify_command import verify
@@ -20,7 +21,7 @@ from kvpack.errors import EXIT_FAILURE, EXIT_GOOD, EXIT_INTERRUPTED, EXIT_USAGE,
 
 __all__ = ["main"]
 
-for _command in (verify, sign, ls, check, gc, diff, import_pack, export_pack):
+for _command in (verify, sign, ls, check, gc, diff, import_pack, export_pack, store):
     kvpack.add_command(_command)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from kvpack.bundle import BundleIndex, BundleReader, publish_new
+from kvpack.bundle import BundleIndex, BundleReader
 from kvpack.cli.interchange_commands import export_cache, import_cache
 from kvpack.cli.options import (
     PATH,
@@ -30,16 +30,15 @@ from kvpack.errors import FormatError
 from kvpack.interchange import EXTRAS
 from kvpack.signer import load_signer
 from kvpack.store import (
-    LocalStore,
     NotStoredError,
     WriterTools,
     export_bundle,
     import_bundle,
-    open_store,
     pinned_cut,
 )
-from kvpack.store.interface import list_all
+from kvpack.store.interface import ObjectStore, list_all
 from kvpack.store.names import CUTS, LINEAGE_BYTES, cut_id_of
+from kvpack.store.places import open_place, publish_at, scheme_of
 
 _format = click.Choice(sorted(EXTRAS))
 _PREFIX_DIGITS_MIN = 4
@@ -112,6 +111,8 @@ def import_pack(
 ) -> None:
     """Put the pack FILE into STORE. Every tag and content id is checked first; all or nothing.
 
+    STORE is a folder, or s3://BUCKET/PREFIX.
+
     With --compression the rows are sealed anew, and the cut has another id than the pack: a later
     delta of the pack does not find it.
 
@@ -143,7 +144,7 @@ def import_pack(
     with named(name, as_json):
         keyring = keyring_of(keys, keyrings)
         with BundleReader.open(file, keyring) as reader:
-            opened = open_store(store, create=create)
+            opened = open_place(store, create=create)
             codec = codec_for(compression, store)
             position = reader.manifest.position
             with Progress("importing", reader.index.footer.chunks_bytes) as progress:
@@ -187,10 +188,13 @@ def export_pack(
 ) -> None:
     """Write the cut CUT of STORE as the pack OUT. CUT is its id, or the first digits of it.
 
+    STORE and OUT may lie in a bucket: s3://BUCKET/PREFIX, s3://BUCKET/KEY.
+
     With --to, write the state in PACK as FILE, a prompt cache that another engine loads.
 
     \b
     kvpack export --key my.key packs 1a2b3c4d out.kvpack
+    kvpack export --key my.key s3://bucket/packs 1a2b3c4d s3://bucket/out.kvpack
     kvpack export --to mlx-lm --model DIR --key my.key --out c.safetensors session.kvpack
     """
     if target is not None:
@@ -209,12 +213,12 @@ def export_pack(
     with named(display_name(place), as_json):
         keyring = keyring_of(keys, keyrings)
         private = None if signer is None else load_signer(signer)
-        store = open_store(place)
+        store = open_place(place)
         cut_id = _resolve(store, cut)
-        codec = codec_for(compression, str(Path(pack).parent))
+        codec = codec_for(compression, pack if scheme_of(pack) else str(Path(pack).parent))
         with (
             pinned_cut(store, cut_id, _tools()),
-            publish_new(pack) as sink,
+            publish_at(pack) as sink,
             Progress("exporting", 0) as progress,
         ):
             counted = _CountedSink(sink, progress)
@@ -248,7 +252,7 @@ def _lineage(context: click.Context, session: str | None) -> bytes:
     return lineage
 
 
-def _resolve(store: LocalStore, prefix: str) -> bytes:
+def _resolve(store: ObjectStore, prefix: str) -> bytes:
     """The one cut whose id begins with ``prefix``.
 
     Raises:

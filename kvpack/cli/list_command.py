@@ -12,7 +12,8 @@ from kvpack.cli.options import PATH, json_option, key_options, keyring_of
 from kvpack.cli.output import display_name, named, say, say_json, table
 from kvpack.describe import class_totals, inspect_bundle
 from kvpack.keys import Keyring
-from kvpack.store import ListedCut, list_cuts, open_store
+from kvpack.store import ListedCut, list_cuts
+from kvpack.store.places import open_place, scheme_of
 
 
 @click.command(name="ls")
@@ -34,9 +35,9 @@ def ls(
     keyring = keyring_of(keys, keyrings) if keys or keyrings else None
     for place in places:
         name = display_name(place)
-        if Path(place).is_dir():
+        if scheme_of(place) or Path(place).is_dir():
             with named(name, as_json):
-                cuts = list(list_cuts(open_store(place), keyring))
+                cuts = list(list_cuts(open_place(place), keyring))
             _say_cuts(name, cuts, as_json=as_json)
         else:
             with named(name, as_json):

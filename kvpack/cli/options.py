@@ -14,6 +14,7 @@ from kvpack.codes import Codec
 from kvpack.compression import Compression, choose_codec
 from kvpack.keys import EpochKey, Keyring, load_key_file, load_keyring
 from kvpack.medium import measure_write_bits_per_s
+from kvpack.store.places import scheme_of
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -99,5 +100,6 @@ def codec_for(compression: str | None, folder: str) -> Codec | None:
     if compression is None:
         return None
     wanted = Compression(compression)
-    auto = wanted is Compression.AUTO
+    # How fast a bucket is nobody knows; what is not known counts as fast.
+    auto = wanted is Compression.AUTO and not scheme_of(folder)
     return choose_codec(wanted, measure_write_bits_per_s(folder, time.monotonic) if auto else None)

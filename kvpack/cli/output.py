@@ -32,6 +32,13 @@ from kvpack.interchange import (
     PromptFileError,
 )
 from kvpack.store import NotStoredError, StoreBusyError, StoreError, StoreFullError
+from kvpack.store.errors import (
+    StoreAwayError,
+    StoreDeniedError,
+    StoreExtraError,
+    StoreUnsafeError,
+)
+from kvpack.store.places import shown
 
 #: The first class that fits gives the hint.
 _HINTS: Final[tuple[tuple[type[KvpackError], str], ...]] = (
@@ -52,14 +59,18 @@ _HINTS: Final[tuple[tuple[type[KvpackError], str], ...]] = (
     (StoreFullError, "kvpack gc STORE shows what can go, and with --yes makes room"),
     (StoreBusyError, "another process is at work on this store; try again"),
     (NotStoredError, "kvpack ls STORE shows what is there"),
+    (StoreExtraError, "pip install 'kvpack[s3]' brings what reaches it"),
+    (StoreDeniedError, "credentials come from AWS_* variables or ~/.aws, never from a URL"),
+    (StoreUnsafeError, "choose a service whose conditional writes hold: docs/stores.md"),
+    (StoreAwayError, "try again; what was written before stays and is whole"),
     (StoreError, "nothing was changed"),
     (PublishError, "choose a new name: nothing is ever overwritten"),
 )
 
 
 def display_name(path: str | os.PathLike[str]) -> str:
-    """``path`` as people may see it: whatever is not printable is escaped."""
-    text = os.fsencode(path).decode("utf-8", errors="backslashreplace")
+    """``path`` as people may see it: no secret of a URL, and what is not printable is escaped."""
+    text = shown(os.fsencode(path).decode("utf-8", errors="backslashreplace"))
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

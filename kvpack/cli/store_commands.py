@@ -23,9 +23,9 @@ from kvpack.store import (
     ToldStore,
     apply_gc,
     check_store,
-    open_store,
     plan_gc,
 )
+from kvpack.store.places import open_place
 
 #: How long a collector waits before it asks again for what a writer has in hand.
 _PAUSE_S = 0.05
@@ -52,6 +52,9 @@ def check(
 ) -> None:
     """Open every chunk that a cut of STORE names, and report what is wrong. Changes nothing.
 
+    STORE is a folder, or s3://BUCKET/PREFIX. Whether a bucket's service can be trusted with packs
+    at all says kvpack store check.
+
     Exits with 13 where a cut cannot be restored as it was saved. Notes are about leftovers and
     other tenants' cuts: nothing is lost.
 
@@ -62,7 +65,7 @@ def check(
     name = display_name(store)
     with named(name, as_json):
         held = keyring_of(keys, keyrings)
-        opened = open_store(store)
+        opened = open_place(store)
         with Progress("checking", 0) as progress:
             found = list(check_store(opened, held, deep=deep, progress=progress.advance))
     damaged = [finding for finding in found if finding.severity is Severity.DAMAGE]
@@ -121,7 +124,7 @@ def gc(yes: bool, budget: int, as_json: bool, store: str) -> None:
     name = display_name(store)
     result = None
     with named(name, as_json):
-        opened = open_store(store)
+        opened = open_place(store)
         with Progress("planning", 0, unit=OBJECTS) as progress:
             watched = ToldStore(opened, progress.advance)
             plan = plan_gc(watched, int(time.time()), GcPolicy(Budget(bytes_max=budget)))

@@ -51,7 +51,7 @@ class ProbeEffort:
 
 
 #: Before a process writes its first object; and when an operator asks.
-AT_START: Final = ProbeEffort(4, 1)
+AT_START: Final = ProbeEffort(3, 1)
 THOROUGH: Final = ProbeEffort(8, 3)
 
 
