@@ -18,7 +18,7 @@ from kvpack.identity import CallSchedule
 from kvpack.keys import Keyring
 from kvpack.layout import Producer
 from kvpack.manifest import Manifest
-from kvpack.store import CutReader, list_cuts
+from kvpack.store import CutReader, find_deepest, list_cuts
 from node import packs
 from node.errors import ConsentError, PeerAnswerError
 from node.migration.moves import NotMoved, Targets
@@ -152,6 +152,8 @@ def test_a_saved_pack_says_that_its_rows_are_mixed_and_no_build_takes_it_for_its
             assert not any(binding.owns(cut.manifest.numerics) for cut in kept)
             ids = (*session.token_ids, 7)
             assert find(store, binding, ids).reader is None
+            header = binding.header
+            assert find_deepest(store, keyring, binding.key, header, ids).cut is None
 
     run(work())
 

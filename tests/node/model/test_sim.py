@@ -134,11 +134,11 @@ def test_a_commit_that_makes_nothing_durable_is_found_by_some_run(tmp_path, part
 def test_a_model_whose_rows_arrive_changed_is_found_by_some_run(tmp_path, parts, monkeypatch):
     finish = HashInstaller.finish
 
-    def swapped(self, schedule):
+    def swapped(self, schedule, **words):
         first, second = (0, 0), (0, 1)
         if first in self._rows and second in self._rows:
             self._rows[first], self._rows[second] = self._rows[second], self._rows[first]
-        return finish(self, schedule)
+        return finish(self, schedule, **words)
 
     monkeypatch.setattr(HashInstaller, "finish", swapped)
     monkeypatch.setattr(inbound.Inbound, "probe", _believing)
