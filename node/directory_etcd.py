@@ -14,6 +14,7 @@ over by name. Only the lease itself does (:mod:`node.directory_etcd_leases`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Sequence
 from typing import Any, Final
@@ -164,7 +165,9 @@ class EtcdDirectory:
             ]
             done, view = await self._swap(session_id, view, [self._current(entry)], operations)
             if done:
-                await self._sweep(view.state.revision)
+                # The release is done; what is not swept now is swept by a later one.
+                with contextlib.suppress(DirectoryError):
+                    await self._sweep(view.state.revision)
                 return
         raise _restless(session_id)
 

@@ -369,6 +369,27 @@ def test_tombstones_are_removed_a_few_at_a_time_and_never_too_early(place, monke
     place.run(work)
 
 
+def test_a_release_that_was_done_does_not_fail_because_nothing_could_be_swept(place):
+    async def work(directory):
+        token = await directory.claim("s", "a", nonce(1))
+        look, swap = directory.cluster.look, directory.cluster.swap
+
+        async def away(*_):
+            raise DirectoryError("away")
+
+        async def last(*arguments):
+            answer = await swap(*arguments)
+            directory.cluster.look = away
+            return answer
+
+        directory.cluster.swap = last
+        await directory.release("s", token)
+        directory.cluster.look = look
+        assert (await directory.owner("s")).token == token
+
+    place.run(work)
+
+
 def test_names_that_would_be_another_key_are_kept_apart(place):
     async def work(directory):
         for number, name in enumerate(("a", "a/s", "a%2Fs", "ä")):
