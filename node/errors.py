@@ -37,6 +37,12 @@ class VolumeError(NodeError):
     reason = "slow_volume"
 
 
+class FolderInUseError(NodeError):
+    """Another process of this program serves from the data folder."""
+
+    reason = "folder_in_use"
+
+
 class CredentialsError(NodeError):
     """A credentials folder is not usable: a file is missing, readable by others, a link."""
 

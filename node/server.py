@@ -34,7 +34,7 @@ from node.stores import StoreRoots
 from node.tenants import KEYS, TenantKeys, Tenants
 from node.tier import Tier
 from node.trust import Gate, LiveCredentials
-from node.volume import VolumeBound, probe_volume
+from node.volume import VolumeBound, held_alone, probe_volume
 
 if TYPE_CHECKING:
     from node.web_side import Entrance
@@ -114,6 +114,7 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         CredentialsError: The credentials folder is not usable.
         KeyFileError: The tenant's key is not usable.
         VolumeError: The data folder's volume is too slow, or refuses writes.
+        FolderInUseError: Another process serves from the data folder.
         ModelFolderError: The model folder lacks something.
         DirectoryError: The directory cannot be read.
         ListenError: The address cannot be bound.
@@ -131,6 +132,8 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
     roots = StoreRoots(config.store_roots, config.store)
     await asyncio.to_thread(roots.require_safe)
     async with contextlib.AsyncExitStack() as stack:
+        # A second process would take this one's lease, and both would write the same files.
+        stack.enter_context(held_alone(config.data_dir))
         # The ports first: a taken one is found before the model is loaded, and whoever calls in
         # the meantime is told that it is being loaded.
         entrance = None

@@ -103,6 +103,7 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     node_errors.ListenError: _Code.INTERNAL,
     node_errors.PairError: _Code.INTERNAL,
     node_errors.VolumeError: _Code.INTERNAL,
+    node_errors.FolderInUseError: _Code.INTERNAL,
     node_errors.CredentialsError: _Code.INTERNAL,
     engine_errors.ModelFolderError: _Code.INTERNAL,
     engine_errors.UnsupportedCacheError: _Code.INTERNAL,

@@ -8,16 +8,17 @@ tries it before it listens, and refuses a slow one by name.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kvpack.publish import explain, flush, private_name
 from node.config import VOLUME_WORST_S
-from node.errors import UsageError, VolumeError
+from node.errors import FolderInUseError, UsageError, VolumeError
 
 #: Durable writes in one round.
 RESERVES: Final = 20
@@ -27,6 +28,9 @@ ROUNDS: Final = 2
 
 #: About what one reserve writes.
 _RESERVE_BYTES: Final = 256
+
+#: In a data folder: who holds it serves from there.
+LOCK: Final = "lock"
 
 Reserve = Callable[[Path, str], None]
 
@@ -123,3 +127,30 @@ def _figures(took_s: list[float]) -> str:
     if len(took_s) == 1:
         return said
     return f"{said}, those before at most {1000 * max(took_s[:-1]):.0f} ms"
+
+
+@contextlib.contextmanager
+def held_alone(folder: Path) -> Iterator[None]:
+    """Have ``folder`` for this process alone while the block runs, however the process ends.
+
+    Raises:
+        FolderInUseError: Another process has it.
+        VolumeError: The volume refuses.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(folder / LOCK, flags, 0o600)
+    except OSError as error:
+        raise VolumeError(f"{folder}: no durable write is possible: {explain(error)}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise FolderInUseError(f"{folder}: another node process serves from it") from None
+    except OSError as error:
+        os.close(handle)
+        raise VolumeError(f"{folder}: it cannot be locked: {explain(error)}") from error
+    try:
+        yield
+    finally:
+        os.close(handle)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import stat
+import subprocess
+import sys
 
 import pytest
 from node_support import run
 
-from node.errors import UsageError, VolumeError
+from node.errors import FolderInUseError, UsageError, VolumeError
 from node.server import running
-from node.volume import VolumeBound, durable_reserve, probe_volume
+from node.volume import LOCK, VolumeBound, durable_reserve, held_alone, probe_volume
 
 
 class Disk:
@@ -90,3 +93,41 @@ def test_a_node_on_a_slow_volume_does_not_start_and_binds_nothing(world, monkeyp
     with pytest.raises(VolumeError, match="source-data"):
         run(start())
     assert bound == [] and not (world.root / "source-data" / "journal.sqlite").exists()
+
+
+def test_a_second_node_on_one_data_folder_does_not_start_and_the_first_serves_on(world):
+    async def work():
+        async with world.node("source") as (node, _):
+            with pytest.raises(FolderInUseError, match="source-data: another node process"):
+                async with running(world.config("source")):
+                    raise AssertionError
+            # It did not take this one's lease on its way.
+            await node.sessions.lease.renew()
+            await node.sessions.open("one")
+        async with world.node("source"):
+            pass
+
+    run(work())
+
+
+def test_a_data_folder_is_free_again_with_the_death_of_its_process(tmp_path):
+    code = (
+        "import pathlib, sys, time; from node.volume import held_alone\n"
+        "with held_alone(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(FolderInUseError), held_alone(tmp_path):
+            raise AssertionError
+        process.kill()
+    with held_alone(tmp_path):
+        assert stat.S_IMODE((tmp_path / LOCK).stat().st_mode) == 0o600
+
+
+def test_a_folder_that_cannot_be_locked_is_a_clear_refusal(tmp_path):
+    (tmp_path / LOCK).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(VolumeError, match="no durable write"), held_alone(tmp_path):
+        raise AssertionError
+    assert not (tmp_path / "elsewhere").exists()
