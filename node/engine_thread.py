@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
@@ -37,7 +37,8 @@ class EngineThread:
 
     def __init__(self, executor: ThreadPoolExecutor, model: Model) -> None:
         self._executor = executor
-        self._waiting = 0
+        self._line: set[Future[Any]] = set()
+        self._left = asyncio.Event()
         self.model = model
         self.pace = Pace()
         self.failed: Callable[[BaseException], None] | None = None
@@ -66,7 +67,8 @@ class EngineThread:
         """Run ``work`` on the engine thread.
 
         A caller that is cancelled meanwhile stops waiting; ``work`` still runs to its end. So
-        whatever ``work`` changes together it must change within this one call.
+        whatever ``work`` changes together it must change within this one call, and who measures
+        what it changes waits for :meth:`passed` first.
 
         Raises:
             NodeBusyError: Too many calls wait already.
@@ -81,28 +83,40 @@ class EngineThread:
         Raises:
             NodeBusyError: Too many calls wait already.
         """
-        if self._waiting >= WAITING_CALLS_MAX:
-            raise NodeBusyError(f"{self._waiting} calls wait for the engine")
-        self._waiting += 1
+        if len(self._line) >= WAITING_CALLS_MAX:
+            raise NodeBusyError(f"{len(self._line)} calls wait for the engine")
         future = self._executor.submit(work, *args, **kwargs)
+        self._line.add(future)
         # Not when the caller is done: a cancelled caller's work is still in the line.
         loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._left))
-        call = asyncio.wrap_future(future)
-        call.add_done_callback(self._watch)
-        return call
+        future.add_done_callback(lambda done: loop.call_soon_threadsafe(self._over, done))
+        return asyncio.wrap_future(future)
 
-    def _watch(self, call: asyncio.Future[Any]) -> None:
-        error = None if call.cancelled() else call.exception()
-        if error is not None and self.failed is not None:
-            self.failed(error)
+    async def passed(self) -> None:
+        """Return when no call that stands in the line now is left, also where this is cancelled."""
+        standing = set(self._line)
+        cancelled = False
+        while standing & self._line:
+            self._left.clear()
+            try:
+                await self._left.wait()
+            except asyncio.CancelledError:
+                # What was begun is under way all the same, and soon over.
+                cancelled = True
+        if cancelled:
+            raise asyncio.CancelledError
 
     def close(self) -> None:
         """Let running work end and stop the thread."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _left(self) -> None:
-        self._waiting -= 1
+    def _over(self, call: Future[Any]) -> None:
+        """``call`` has left the line. Its caller, if it still waits, is told after this."""
+        self._line.discard(call)
+        self._left.set()
+        error = None if call.cancelled() else call.exception()
+        if error is not None and self.failed is not None:
+            self.failed(error)
 
 
 def _load(model_dir: Path, chat_template: str | None) -> Model:

@@ -207,6 +207,12 @@ class Sessions:
             yield session
             if session.phase is not Phase.GONE:
                 self.lease.require(mark)
+        except asyncio.CancelledError:
+            # A call that was made for this operation may be under way. Whoever is next would
+            # measure a session that still changes: a step would be passed over, a prefill call
+            # would run into the boundary token.
+            await self.engine.passed()
+            raise
         finally:
             session.lock.release()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,81 @@ def test_a_prompt_is_computed_on_the_absolute_grid_however_it_was_given(world):
             # The boundary token is never part of a prefill call.
             assert whole == [(512, 2), (275, 1)]
             assert halves == [(512, 1), (187, 1), (325, 1), (275, 1)]
+
+    run(work())
+
+
+class Held:
+    """A call of a session that stands on the engine's thread until it is let go."""
+
+    def __init__(self, session, name) -> None:
+        self._call, self.entered, self._go = getattr(session, name), False, threading.Event()
+        setattr(session, name, self._once)
+        self._session, self._name = session, name
+
+    def _once(self, *given):
+        setattr(self._session, self._name, self._call)
+        self.entered = True
+        assert self._go.wait(10)
+        return self._call(*given)
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
+async def left_in(session, name, work) -> Held:
+    """``work``, cancelled while its call is under way."""
+    held = Held(session, name)
+    task = asyncio.ensure_future(work)
+    async with asyncio.timeout(10):
+        while not held.entered:
+            await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.sleep(0.05)
+    return held
+
+
+async def generated(sessions, session, start, count):
+    steps = sessions.generate(session.session_id, session.token, start, count)
+    return [(decoded.index, decoded.token_id) async for _, decoded in steps]
+
+
+def test_a_step_whose_reader_hung_up_is_given_to_the_next_one_and_not_passed_over(world):
+    async def work():
+        async with world.node("source") as (node, client):
+            sessions = node.sessions
+            for name in ("s", "twin"):
+                await client.append(await client.open(name), prompt(40))
+            session, twin = await sessions.find("s"), await sessions.find("twin")
+            held = await left_in(session, "decode_next", generated(sessions, session, 40, 1))
+            again = asyncio.ensure_future(generated(sessions, session, 40, 4))
+            await asyncio.sleep(0.1)
+            held.let_go()
+            assert await again == await generated(sessions, twin, 40, 4)
+
+    run(work())
+
+
+def test_a_prefill_whose_client_hung_up_ends_before_the_next_call_is_measured(world):
+    async def work():
+        async with world.node("source") as (node, client):
+            sessions = node.sessions
+            session = await sessions.find((await client.open("s")).session_id)
+            twin = await client.append(await client.open("twin"), prompt(600))
+
+            async def append(token_ids):
+                async with sessions.hold("s", session.token):
+                    await sessions.append(session, token_ids)
+
+            held = await left_in(session, "prefill_next", append(prompt(600)))
+            again = asyncio.ensure_future(generated(sessions, session, 600, 4))
+            await asyncio.sleep(0.1)
+            held.let_go()
+            assert await again == await generated(
+                sessions, await sessions.find("twin"), twin.next_index, 4
+            )
+            runs = session.generation.schedule.runs
+            assert [(one.call_tokens, one.calls) for one in runs] == [(512, 1), (87, 1), (1, 4)]
 
     run(work())
 

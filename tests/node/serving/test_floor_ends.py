@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 
 import pytest
 from floor_support import Calls, Watched, alone, ask, consistent, floor_of, order, read, same, until
@@ -234,6 +235,28 @@ def test_a_break_in_a_call_that_is_no_answer_latches_too_and_a_refusal_does_not(
                 async for _ in running:
                     pass
             assert floor.health.state is HealthState.UNHEALTHY and free(floor)
+
+    run(work())
+
+
+def test_a_break_in_a_call_that_nobody_waits_for_any_more_latches_too(model_dir):
+    """A client over gRPC hung up while its call was under way."""
+
+    async def work():
+        async with floor_of(model_dir, slots=1) as (floor, engine):
+            entered, go = threading.Event(), threading.Event()
+
+            def breaks():
+                entered.set()
+                assert go.wait(10)
+                raise RuntimeError("the accelerator is gone")
+
+            waiting = asyncio.ensure_future(engine.call(breaks))
+            await asyncio.to_thread(entered.wait, 10)
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            go.set()
+            await until(lambda: floor.health.state is HealthState.UNHEALTHY)
 
     run(work())
 
