@@ -167,9 +167,12 @@ async def _restore(call: Call, index: int, folder: PackFolder, order: SlotFile) 
 
 
 async def _erase(call: Call, index: int) -> dict[str, Any]:
+    erased = 0
     async with _lent(call.serving, index) as slot:
-        erased = 0 if slot.held is None else _own(slot, call.tenant).stream.position
-        slot.hold(None)
+        # Of another tenant's context not even that it is there: the answer is an empty slot's.
+        if slot.held is not None and slot.held.tenant == call.tenant:
+            erased = slot.held.stream.position
+            slot.hold(None)
     return {"id_slot": index, "n_erased": erased}
 
 

@@ -228,9 +228,12 @@ def test_tenants_neither_save_nor_erase_each_others_contexts(tmp_path, model_dir
     async def work():
         async with slotted(tmp_path, model_dir, api_key_file=keys) as (web, client):
             await answered(web, prompt(100), "mine")
-            for action in ("save", "erase"):
-                answer = await act(client, 0, action, filename="x", headers=other)
+            for number in (0, 1):
+                # The answer is the same whether the slot is empty or somebody else's.
+                answer = await act(client, number, "save", filename="x", headers=other)
                 assert code(answer) == (409, "slot_empty")
+                erased = await act(client, number, "erase", headers=other)
+                assert erased.json() == {"id_slot": number, "n_erased": 0}
             saved = await act(client, 0, "save", filename="x", headers=mine)
             assert saved.json()["n_saved"] == 103
             for headers, status in ((other, 404), (admin, 404), (mine, 200)):
