@@ -27,7 +27,7 @@ def client(node):
 
 def chat(client, messages=NIGHT, **options):
     return client.chat.completions.create(
-        model="muse-novels-6m", messages=messages, **{"max_tokens": 16, **options}
+        model="muse-novels-6m", messages=messages, **{"max_tokens": 8, **options}
     )
 
 
@@ -45,15 +45,15 @@ def test_an_answer_is_the_same_whole_and_streamed_and_says_what_it_took(client):
     whole = chat(client)
     assert whole.choices[0].finish_reason == "length"
     assert whole.choices[0].message.role == "assistant"
-    assert whole.usage.completion_tokens == 16
-    assert whole.usage.total_tokens == whole.usage.prompt_tokens + 16
+    assert whole.usage.completion_tokens == 8
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + 8
     chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
     assert joined(chunks) == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-2].choices[0].finish_reason == "length"
     assert chunks[-1].choices == []
     last = chunks[-1].usage
-    assert (last.prompt_tokens, last.completion_tokens) == (whole.usage.prompt_tokens, 16)
+    assert (last.prompt_tokens, last.completion_tokens) == (whole.usage.prompt_tokens, 8)
     assert len({chunk.id for chunk in chunks}) == 1
 
 
@@ -63,7 +63,7 @@ def test_a_stream_without_include_usage_has_none(client):
 
 def test_an_answer_sent_back_is_not_computed_again(client):
     """Usage counts are those of a cold run; only cached_tokens tells that it was warm."""
-    first = chat(client, max_tokens=40)
+    first = chat(client, max_tokens=24)
     messages = [
         *NIGHT,
         {"role": "assistant", "content": first.choices[0].message.content},
@@ -75,7 +75,7 @@ def test_an_answer_sent_back_is_not_computed_again(client):
     assert cold.kvpack["miss"] == "disabled"
     assert warm.usage.prompt_tokens == cold.usage.prompt_tokens
     cached = warm.usage.prompt_tokens_details.cached_tokens
-    assert cached >= first.usage.prompt_tokens + 40 - 1
+    assert cached >= first.usage.prompt_tokens + 24 - 1
     assert warm.kvpack["rung"] in ("current", "resident", "durable")
     assert warm.kvpack["evaluated_tokens"] == warm.usage.prompt_tokens - cached <= 16
     assert warm.choices[0].message.content == cold.choices[0].message.content
@@ -84,7 +84,7 @@ def test_an_answer_sent_back_is_not_computed_again(client):
 def test_the_helper_of_the_sdk_for_streams_reads_ours(client):
     full = chat(client).choices[0].message.content
     with client.chat.completions.stream(
-        model="muse-novels-6m", messages=NIGHT, max_tokens=16, stop=full[12:]
+        model="muse-novels-6m", messages=NIGHT, max_tokens=8, stop=full[12:]
     ) as stream:
         final = stream.until_done().get_final_completion()
     assert final.choices[0].finish_reason == "stop"
@@ -93,11 +93,11 @@ def test_the_helper_of_the_sdk_for_streams_reads_ours(client):
 
 def test_an_unpinned_seed_differs_and_a_pinned_one_does_not(client):
     def told(seed):
-        return chat(client, temperature=0.8, seed=seed, max_tokens=24).choices[0].message.content
+        return chat(client, temperature=0.8, seed=seed, max_tokens=12).choices[0].message.content
 
     assert told(7) == told(7) != told(8)
     assert told(-1) == told(2**64 - 1)
-    free = {chat(client, temperature=1.5, max_tokens=24).choices[0].message.content for _ in "ab"}
+    free = {chat(client, temperature=1.5, max_tokens=12).choices[0].message.content for _ in "ab"}
     assert len(free) == 2
 
 
@@ -121,16 +121,16 @@ def test_logprobs_are_those_of_the_tokens_told(client):
 
 
 def test_no_part_of_a_stop_string_is_told_streamed_or_not(client):
-    full = chat(client, max_tokens=30).choices[0].message.content
-    for start, stop in enumerate((full[10:11], full[9:14], full[5:25])):
+    full = chat(client, max_tokens=14).choices[0].message.content
+    for start, stop in enumerate((full[10:11], full[9:14], full[5:20])):
         expected = full[: full.index(stop)]
-        whole = chat(client, max_tokens=30, stop=stop)
+        whole = chat(client, max_tokens=14, stop=stop)
         assert whole.choices[0].message.content == expected, start
         assert whole.choices[0].finish_reason == "stop"
-        assert joined(chat(client, max_tokens=30, stop=[stop, "QQ"], stream=True)) == expected
+        assert joined(chat(client, max_tokens=14, stop=[stop, "QQ"], stream=True)) == expected
     near = full[9:14] + "\x01"
-    assert joined(chat(client, max_tokens=30, stop=near, stream=True)) == full
-    assert chat(client, max_tokens=30, stop=None).choices[0].message.content == full
+    assert joined(chat(client, max_tokens=14, stop=near, stream=True)) == full
+    assert chat(client, max_tokens=14, stop=None).choices[0].message.content == full
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_harmless_and_unknown_fields_are_ignored(client):
 
 
 def test_penalties_and_biases_change_the_answer(client):
-    plain = chat(client, max_tokens=40).choices[0].message.content
-    assert chat(client, max_tokens=40, frequency_penalty=2).choices[0].message.content != plain
+    plain = chat(client, max_tokens=24).choices[0].message.content
+    assert chat(client, max_tokens=24, frequency_penalty=2).choices[0].message.content != plain
     forced = chat(client, max_tokens=3, logit_bias={"65": 100}, logprobs=True)
     assert len({entry.token for entry in forced.choices[0].logprobs.content}) == 1
 
@@ -187,7 +187,7 @@ def test_penalties_and_biases_change_the_answer(client):
 def test_completions_go_on_from_text_and_from_ids(client):
     def complete(prompt, **options):
         return client.completions.create(
-            model="muse-novels-6m", prompt=prompt, max_tokens=12, **options
+            model="muse-novels-6m", prompt=prompt, max_tokens=6, **options
         )
 
     whole = complete("It was a dark night and")
@@ -221,7 +221,7 @@ def test_another_model_is_not_found(client):
 def test_the_async_client_streams_several_at_once(node):
     async def one(client, index):
         stream = await client.chat.completions.create(
-            model="muse-novels-6m", messages=NIGHT, max_tokens=16, stream=True, user=str(index)
+            model="muse-novels-6m", messages=NIGHT, max_tokens=8, stream=True, user=str(index)
         )
         return "".join([c.choices[0].delta.content or "" async for c in stream])
 

@@ -16,7 +16,7 @@ from node.serving.options import ServingOptions
 from node.serving.slots import SlotState
 
 NIGHT = [{"role": "user", "content": "It was a dark night and"}]
-LONG = [{"role": "user", "content": "the old house stood by the sea and " * 150}]
+LONG = [{"role": "user", "content": "the old house stood by the sea and " * 80}]
 
 
 def head(path: str, body: bytes) -> bytes:
@@ -109,7 +109,7 @@ def test_a_client_that_goes_between_order_and_stream_leaves_no_run(tmp_path):
     async def work():
         async with harness.web_node(tmp_path / "data") as web:
             for pause in range(30):
-                async with connection(web, asking(max_tokens=40)):
+                async with connection(web, asking(max_tokens=20)):
                     await asyncio.sleep(0.002 * (pause % 10))
             await eventually(lambda: web.serving.floor.counts.submitted >= 3)
             await all_idle(web)

@@ -105,8 +105,6 @@ def test_a_tiny_node_is_ready_in_three_seconds(tmp_path, model_dir):
     """On a machine that has its cores for itself; where several share them, as many times that."""
     import os
 
-    with served(tmp_path / "warm-up", model=model_dir):
-        pass
     started = time.monotonic()
     with served(tmp_path / "data", model=model_dir) as node:
         took = time.monotonic() - started
