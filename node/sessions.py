@@ -198,12 +198,12 @@ class Sessions:
             except StaleTokenError:
                 self.stale_refused += 1
                 raise
+            if wake and session.asleep and self.waker is not None:
+                await self.waker.wake(session)
             # Again: the process may have been paused since the directory answered.
             self.lease.require(mark)
             self._uses += 1
             session.used = self._uses
-            if wake and session.asleep and self.waker is not None:
-                await self.waker.wake(session)
             yield session
             if session.phase is not Phase.GONE:
                 self.lease.require(mark)

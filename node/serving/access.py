@@ -22,6 +22,13 @@ class Access(Protocol):
     def held(self) -> AbstractAsyncContextManager[Stream]:
         """The stream, for one operation: nobody else touches it while the block runs."""
 
+    def require(self) -> None:
+        """Refuse to give out what the operation came to, inside of its block.
+
+        Raises:
+            FencedError: Somebody else may own the stream by now.
+        """
+
 
 class Alone:
     """A stream that nobody else knows."""
@@ -34,6 +41,9 @@ class Alone:
         """The stream, at once."""
         yield self.stream
 
+    def require(self) -> None:
+        """It is nobody else's."""
+
 
 class Owned:
     """A session that this node owns, and others may work on between two of our operations."""
@@ -42,6 +52,7 @@ class Owned:
         self._sessions = sessions
         self._ref = ref
         self._left: tuple[int, int, int] | None = None
+        self._lease_mark: int | None = None
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[Session]:
@@ -55,12 +66,17 @@ class Owned:
             SessionStateError: Somebody else went on in it.
         """
         async with self._sessions.hold(self._ref.session_id, self._ref.token) as session:
+            self._lease_mark = self._sessions.lease.require()
             if self._left not in (None, _standing(session)):
                 raise SessionStateError(
                     f"session {session.session_id}: somebody else went on in it"
                 )
             yield session
             self._left = _standing(session)
+
+    def require(self) -> None:
+        """See :class:`Access`. What is told inside the block is out before its end is checked."""
+        self._sessions.lease.require(self._lease_mark)
 
 
 def _standing(session: Session) -> tuple[int, int, int]:

@@ -60,6 +60,7 @@ class Course:
                 async with access.held() as stream:
                     with decoder.step():
                         decoded = await self._tools.call(stream.decode_next)
+                    access.require()
                     reason = await self._tell(stream, decoded)
                     if reason is not None:
                         return await self._finish(stream, reason)

@@ -13,6 +13,7 @@ from node_support import events, move, prompt, run
 from engine import DecodingState
 from kvpack.store import HoldKind
 from node.errors import (
+    FencedError,
     PeerAnswerError,
     RunCancelledError,
     SessionFrozenError,
@@ -24,7 +25,7 @@ from node.errors import (
 )
 from node.migration import moves
 from node.serving.floor import Floor
-from node.serving.order import MissReason, Rung, SessionRef
+from node.serving.order import MissReason, Piece, Rung, SessionRef
 from node.serving.slots import SlotState
 
 
@@ -208,6 +209,30 @@ async def _until_error(running, kind):
         async for event in running:
             if isinstance(event, Piece):
                 yield event
+
+
+def test_a_token_that_was_computed_while_the_lease_ended_is_not_told(world):
+    """Somebody else may own the session by now, and choose another one."""
+
+    async def work():
+        async with world.node("source") as (node, _), floor_over(node) as (floor, _):
+            session, lease = await node.sessions.open("s"), node.sessions.lease
+            step, steps = session.decode_next, iter(range(10**9))
+
+            def decode_next():
+                if next(steps) == 3:
+                    lease._end_s = float("-inf")
+                return step()
+
+            session.decode_next = decode_next
+            said = []
+            with pytest.raises(FencedError):
+                async for event in floor.submit(order(prompt(40), 50, session=ref(session))):
+                    said.append(event)
+            assert len([event for event in said if isinstance(event, Piece)]) == 3
+            assert (session.next_index, session.told_index) == (44, 43)
+
+    run(work())
 
 
 def test_a_session_whose_reader_stalls_can_be_served_by_others(world):
