@@ -14,6 +14,7 @@ from kvpack.store import (
     Hold,
     HoldKind,
     StoreBusyError,
+    StoreError,
     StoreFullError,
     hold_cut,
     tidy_store,
@@ -252,9 +253,12 @@ class Keeper:
             else:
                 await self._keep(job)
                 await self._collect_sometimes()
-        except (KvpackError, OSError) as error:
+        except KvpackError as error:
             log.warning("a cut is not kept: %s", error)
             self._failed(job, error)
+        except OSError as error:
+            log.warning("a cut is not kept: %s", error)
+            self._failed(job, StoreError(f"store: {error.strerror}"))
         except BaseException:
             self._failed(job, NodeBusyError("the node stops"))
             raise
@@ -292,7 +296,7 @@ class Keeper:
         accounts.shared_chunks += written.shared
         self._since_collected += 1
 
-    def _failed(self, job: Capture | Reuse, error: BaseException) -> None:
+    def _failed(self, job: Capture | Reuse, error: KvpackError) -> None:
         if isinstance(job, Reuse):
             return
         self._accounts.dropped += 1

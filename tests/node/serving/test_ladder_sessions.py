@@ -11,7 +11,7 @@ import pytest
 from ladder_support import rows, seeded, text
 
 from kvpack.identity import NumericsFingerprint
-from kvpack.store import HoldKind, NotStoredError
+from kvpack.store import HoldKind, NotStoredError, StoreError
 from node.directory import OwnershipToken
 from node.errors import ConsentError, InventoryError, SessionStateError
 from node.serving.ladder.collector import Collector
@@ -139,6 +139,24 @@ def test_without_room_a_session_is_told_that_it_is_not_kept(laddered):
             await place.ladder.keep_session("ours", session)
 
     laddered(work, budget=Budget(1000, 0))
+
+
+def test_a_volume_that_fails_is_told_as_a_store_that_does(laddered, monkeypatch):
+    """Whoever lets sessions fall asleep goes on with the next one: it knows our errors alone."""
+
+    async def work(place):
+        async def fails(*_):
+            raise OSError(5, "Input/output error")
+
+        session = await grown(place, text(50), 3)
+        await place.ladder.settled()
+        with monkeypatch.context() as patched:
+            patched.setattr(place.ladder._keeper, "_write", fails)
+            with pytest.raises(StoreError, match="Input/output error"):
+                await place.ladder.keep_session("ours", session)
+        assert await place.ladder.keep_session("ours", session)
+
+    laddered(work)
 
 
 def test_texts_of_one_beginning_keep_their_last_turns_each(laddered):
