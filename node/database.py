@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from kvpack.errors import KvpackError
-
 _T = TypeVar("_T")
 
 #: A writer holds the file for about a millisecond; one that waits longer has met a dead disk.
@@ -63,7 +61,7 @@ class Database:
         Raises:
             DatabaseUnavailable: Nothing was changed.
             DatabaseUnsettled: The commit failed.
-            KvpackError: What ``work`` raised; nothing was changed.
+            Exception: What ``work`` raised, whatever it is; nothing was changed.
         """
         with self._lock:
             try:
@@ -72,7 +70,8 @@ class Database:
             except sqlite3.Error as error:
                 self._roll_back()
                 raise DatabaseUnavailable(str(error)) from error
-            except (KvpackError, DatabaseUnavailable):
+            except BaseException:
+                # Whatever it was: a transaction that stays open refuses every later one.
                 self._roll_back()
                 raise
             try:

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from node.records.errors import ConflictError
+from node.records.tables import last_to_go
 from node.records.values import Answer, Bounds
 
 
@@ -19,11 +20,13 @@ def put_answer(
         (tenant, answer.key, answer.digest, answer.status, answer.body, now),
     )
     connection.execute("DELETE FROM answers WHERE created_at < ?", (now - bounds.answer_s,))
-    connection.execute(
-        """DELETE FROM answers WHERE tenant = ?1 AND id <=
-           (SELECT id FROM answers WHERE tenant = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)""",
-        (tenant, bounds.answers),
-    )
+    # The length of a value stands before it: no body is read for this.
+    rows = connection.execute(
+        "SELECT id, length(body) FROM answers WHERE tenant = ? ORDER BY id DESC", (tenant,)
+    ).fetchall()
+    last = last_to_go(rows, bounds.answers, bounds.answer_bytes)
+    if last is not None:
+        connection.execute("DELETE FROM answers WHERE tenant = ? AND id <= ?", (tenant, last))
 
 
 def find_answer(
@@ -75,14 +78,9 @@ def put_transcript(
     rows = connection.execute(
         "SELECT used, bytes FROM transcripts WHERE tenant = ? ORDER BY used DESC", (tenant,)
     ).fetchall()
-    total = 0
-    for count, (used, size) in enumerate(rows):
-        total += size
-        if count and (count >= bounds.transcripts or total > bounds.transcript_bytes):
-            connection.execute(
-                "DELETE FROM transcripts WHERE tenant = ? AND used <= ?", (tenant, used)
-            )
-            return
+    last = last_to_go(rows, bounds.transcripts, bounds.transcript_bytes)
+    if last is not None:
+        connection.execute("DELETE FROM transcripts WHERE tenant = ? AND used <= ?", (tenant, last))
 
 
 def find_transcript(

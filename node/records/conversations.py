@@ -10,8 +10,7 @@ from node.records.tables import CONTEXT_COLUMNS, drop_contexts, put_context, rea
 from node.records.values import Bounds, ConversationRecord
 
 _COLUMNS: Final = (
-    f"tenant, conversation_id, created_at, revision, context_epoch, metadata, cut_id, "
-    f"{CONTEXT_COLUMNS}"
+    f"tenant, conversation_id, created_at, revision, context_epoch, metadata, {CONTEXT_COLUMNS}"
 )
 _ALL: Final = f"""SELECT {_COLUMNS} FROM conversations AS v
     JOIN contexts AS c ON c.id = v.context"""  # noqa: S608 - constants
@@ -42,10 +41,9 @@ def make_conversation(
 def _insert(connection: sqlite3.Connection, record: ConversationRecord) -> None:
     connection.execute(
         """INSERT INTO conversations (tenant, conversation_id, created_at, revision,
-           context_epoch, metadata, context, cut_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
+           context_epoch, metadata, context) VALUES (?, ?, ?, ?, ?, ?, ?)""",
         (record.tenant, record.conversation_id, record.created_at, record.revision,
-         record.context_epoch, record.metadata, put_context(connection, record.context),
-         record.cut_id),
+         record.context_epoch, record.metadata, put_context(connection, record.context)),
     )  # fmt: skip
 
 
@@ -89,9 +87,9 @@ def replace_conversation(
         )
     context = put_context(connection, record.context)
     connection.execute(
-        """UPDATE conversations SET revision = ?, context_epoch = ?, metadata = ?, context = ?,
-           cut_id = ? WHERE conversation_id = ?""",
-        (record.revision, record.context_epoch, record.metadata, context, record.cut_id,
+        """UPDATE conversations SET revision = ?, context_epoch = ?, metadata = ?, context = ?
+           WHERE conversation_id = ?""",
+        (record.revision, record.context_epoch, record.metadata, context,
          record.conversation_id),
     )  # fmt: skip
     drop_contexts(connection, [before])
@@ -104,16 +102,6 @@ def adopt_conversation(connection: sqlite3.Connection, record: ConversationRecor
     _insert(connection, record)
 
 
-def note_cut(
-    connection: sqlite3.Connection, conversation_id: str, revision: int, cut_id: bytes
-) -> None:
-    """From which cut it can be brought back, if it still stands at ``revision``."""
-    connection.execute(
-        "UPDATE conversations SET cut_id = ? WHERE conversation_id = ? AND revision = ?",
-        (cut_id, conversation_id, revision),
-    )
-
-
 def delete_conversation(connection: sqlite3.Connection, conversation_id: str) -> bool:
     """Remove it. False where there was none."""
     rows = connection.execute(
@@ -124,8 +112,8 @@ def delete_conversation(connection: sqlite3.Connection, conversation_id: str) ->
     return bool(rows)
 
 
-def _record(row: tuple[str, str, int, int, int, bytes, bytes, object]) -> ConversationRecord:
-    tenant, name, created_at, revision, epoch, metadata, cut_id = row[:7]
+def _record(row: tuple[str, str, int, int, int, bytes, object]) -> ConversationRecord:
+    tenant, name, created_at, revision, epoch, metadata = row[:6]
     return ConversationRecord(
-        tenant, name, created_at, revision, epoch, metadata, read_context(row[7:]), cut_id
+        tenant, name, created_at, revision, epoch, metadata, read_context(row[6:])
     )

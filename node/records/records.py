@@ -137,12 +137,6 @@ class Records:
         """Names of all conversations, sorted."""
         return await self._look(conversations.all_conversations)
 
-    async def note_cut(self, conversation_id: str, revision: int, cut_id: bytes) -> None:
-        """From which cut a conversation can be brought back, if it still is at ``revision``."""
-        await self._run(
-            lambda connection: conversations.note_cut(connection, conversation_id, revision, cut_id)
-        )
-
     async def delete_conversation(self, record: ConversationRecord) -> None:
         """Remove a conversation. Its responses stay. Does nothing where there is none."""
 

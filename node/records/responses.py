@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from node.records.tables import CONTEXT_COLUMNS, drop_contexts, read_context
+from node.records.tables import CONTEXT_COLUMNS, drop_contexts, last_to_go, read_context
 from node.records.values import Bounds, ResponseRecord, size_of
 
 _COLUMNS: Final = f"tenant, response_id, created_at, body, input, {CONTEXT_COLUMNS}"
@@ -65,15 +65,10 @@ def _collect(connection: sqlite3.Connection, tenant: str, bounds: Bounds) -> Non
     rows = connection.execute(
         "SELECT used, bytes FROM responses WHERE tenant = ? ORDER BY used DESC", (tenant,)
     ).fetchall()
-    count = total = 0
-    for count, (_, size) in enumerate(rows):
-        total += size
-        if count and (count >= bounds.responses or total > bounds.bytes):
-            break
-    else:
+    last = last_to_go(rows, bounds.responses, bounds.bytes)
+    if last is None:
         return
     gone = connection.execute(
-        "DELETE FROM responses WHERE tenant = ? AND used <= ? RETURNING context",
-        (tenant, rows[count][0]),
+        "DELETE FROM responses WHERE tenant = ? AND used <= ? RETURNING context", (tenant, last)
     ).fetchall()
     drop_contexts(connection, [number for (number,) in gone])

@@ -11,7 +11,7 @@ from typing import Final
 from node.database import DatabaseUnavailable
 from node.records.values import Context
 
-APPLICATION_ID: Final = 0x6B767231  # "kvr1"
+APPLICATION_ID: Final = 0x6B767232  # "kvr2"
 
 #: Rows that hold text are overwritten when they go: deleted means gone.
 SECURE_DELETE: Final = "PRAGMA secure_delete=ON"
@@ -31,14 +31,14 @@ SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS conversations (
         id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, conversation_id TEXT NOT NULL UNIQUE,
         created_at INTEGER NOT NULL, revision INTEGER NOT NULL, context_epoch INTEGER NOT NULL,
-        metadata BLOB NOT NULL, context INTEGER NOT NULL REFERENCES contexts (id),
-        cut_id BLOB NOT NULL) STRICT""",
+        metadata BLOB NOT NULL, context INTEGER NOT NULL REFERENCES contexts (id)) STRICT""",
     "CREATE INDEX IF NOT EXISTS conversations_context ON conversations (context)",
     "CREATE INDEX IF NOT EXISTS conversations_tenant ON conversations (tenant)",
     """CREATE TABLE IF NOT EXISTS answers (
         id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL,
         status INTEGER NOT NULL, body BLOB NOT NULL, created_at INTEGER NOT NULL,
         UNIQUE (tenant, key)) STRICT""",
+    "CREATE INDEX IF NOT EXISTS answers_age ON answers (created_at)",
     """CREATE TABLE IF NOT EXISTS transcripts (
         id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, digest BLOB NOT NULL, value BLOB NOT NULL,
         used INTEGER NOT NULL, bytes INTEGER NOT NULL, UNIQUE (tenant, digest)) STRICT""",
@@ -89,6 +89,21 @@ def read_context(row: Sequence[object]) -> Context:
     ):  # fmt: skip
         raise DatabaseUnavailable("contexts: a column of another type")
     return Context(unpack_list(messages), lead, kept_from, unpack_ids(token_ids))
+
+
+def last_to_go(rows: Sequence[tuple[int, int]], count_max: int, bytes_max: int) -> int | None:
+    """Which of ``rows``, ``(mark, bytes)`` from the youngest to the oldest, goes with all older.
+
+    Returns:
+        The mark of the first one that is too many or too much; None: all may stay, and so may the
+        youngest in any case.
+    """
+    total = 0
+    for count, (mark, size) in enumerate(rows):
+        total += size
+        if count and (count >= count_max or total > bytes_max):
+            return mark
+    return None
 
 
 def pack_list(items: Sequence[bytes]) -> bytes:

@@ -33,6 +33,7 @@ class Bounds:
         bytes: Of them and their contexts together.
         conversations: Conversations of one tenant. None goes by itself: a new one is refused.
         answers: Answers kept for retries, of one tenant.
+        answer_bytes: Of them together.
         answer_s: How long one is kept, in seconds.
         transcripts: Transcripts of one tenant.
         transcript_bytes: Of them together.
@@ -42,6 +43,7 @@ class Bounds:
     bytes: int = 256 << 20
     conversations: int = 64
     answers: int = 1024
+    answer_bytes: int = 64 << 20
     answer_s: int = 86_400
     transcripts: int = 1024
     transcript_bytes: int = 64 << 20
@@ -50,7 +52,7 @@ class Bounds:
         for name in ("responses", "conversations", "answers", "transcripts"):
             limits.check_range(f"records.{name}", getattr(self, name), 1, 1 << 20)
         limits.check_range("records.answer_s", self.answer_s, 1, 1 << 30, "seconds")
-        for name in ("bytes", "transcript_bytes"):
+        for name in ("bytes", "answer_bytes", "transcript_bytes"):
             limits.check_range(f"records.{name}", getattr(self, name), 1, 1 << 40, "bytes")
 
 
@@ -147,7 +149,6 @@ class ConversationRecord:
         context_epoch: How often its context was rebuilt.
         metadata: The client's, a JSON object.
         context: The messages, and the tokens of the session.
-        cut_id: The durable cut that the session can be brought back from; empty: none is known.
 
     Raises:
         LimitError: A field is outside its range.
@@ -160,7 +161,6 @@ class ConversationRecord:
     context_epoch: int = 0
     metadata: bytes = b"{}"
     context: Context = field(default_factory=Context)
-    cut_id: bytes = b""
 
     def __post_init__(self) -> None:
         check_tenant(self.tenant)
@@ -169,7 +169,6 @@ class ConversationRecord:
             limits.check_range(f"conversation.{name}", getattr(self, name), 0, _COUNTER_MAX)
         high = METADATA_BYTES_MAX
         limits.check_range("conversation.metadata", len(self.metadata), 2, high, "bytes")
-        limits.check_range("conversation.cut_id", len(self.cut_id), 0, DIGEST_BYTES, "bytes")
 
     def __repr__(self) -> str:
         name, revision = self.conversation_id, self.revision

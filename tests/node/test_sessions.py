@@ -243,6 +243,23 @@ def test_a_prefill_whose_client_hung_up_ends_before_the_next_call_is_measured(wo
     run(work())
 
 
+def test_text_becomes_tokens_and_back_while_the_engine_is_at_work(world):
+    async def work():
+        async with world.node("source") as (node, client):
+            go = threading.Event()
+            busy = asyncio.ensure_future(node.sessions.engine.call(go.wait, 10))
+            try:
+                async with asyncio.timeout(5):
+                    token_ids = await client.tokenize("a long text")
+                    assert await client.detokenize(token_ids) == "a long text"
+                assert not busy.done()
+            finally:
+                go.set()
+                await busy
+
+    run(work())
+
+
 def test_lists_are_paged(world):
     async def work():
         async with world.node("source") as (node, client):

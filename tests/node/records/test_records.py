@@ -114,7 +114,7 @@ def test_what_is_deleted_is_nowhere_in_the_files(tmp_path, records):
 
 def test_turn_of_a_conversation_is_whole_or_not_at_all(records):
     asyncio.run(records.make_conversation(conversation()))
-    after = conversation(revision=1, context=context(4, 5), context_epoch=2, cut_id=b"c" * 32)
+    after = conversation(revision=1, context=context(4, 5), context_epoch=2)
     answer = Answer("key", DIGEST, 200, b"{}")
     turn = Turn("a", response("resp_1", kept=after.context), "", after, 0, answer)
     asyncio.run(records.commit(turn))
@@ -155,12 +155,16 @@ def test_conversations_are_bounded_and_named_once(records):
     assert asyncio.run(records.conversations()) == ["conv_1", "conv_2", "conv_4"]
 
 
-def test_cut_is_noted_only_for_the_revision_that_it_is_of(records):
-    asyncio.run(records.make_conversation(conversation(revision=3)))
-    asyncio.run(records.note_cut("conv_1", 2, b"x" * 32))
-    assert asyncio.run(records.conversation("conv_1")).cut_id == b""
-    asyncio.run(records.note_cut("conv_1", 3, b"y" * 32))
-    assert asyncio.run(records.conversation("conv_1")).cut_id == b"y" * 32
+def test_an_error_of_this_program_in_one_transaction_spoils_no_later_one(records):
+    def broken(connection):
+        connection.execute("DELETE FROM conversations")
+        raise ZeroDivisionError
+
+    asyncio.run(records.make_conversation(conversation()))
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(records._run(broken))
+    asyncio.run(records.commit(Turn("a", response("resp_1"))))
+    assert asyncio.run(records.conversations()) == ["conv_1"]
 
 
 def test_retry_is_told_what_was_answered_also_after_a_restart(tmp_path, clock):
@@ -206,7 +210,7 @@ def test_request_that_failed_leaves_no_answer(records):
 
 
 def test_answers_and_transcripts_are_bounded(tmp_path):
-    bounds = Bounds(answers=2, transcripts=2, transcript_bytes=3000)
+    bounds = Bounds(answers=2, answer_bytes=5000, transcripts=2, transcript_bytes=3000)
     records = Records(tmp_path / "records.sqlite", bounds)
 
     async def fill():
@@ -219,6 +223,12 @@ def test_answers_and_transcripts_are_bounded(tmp_path):
             async with records.one_request("a", f"key{number}", DIGEST) as before:
                 found.append(before is not None)
         assert found == [False, False, True, True]
+        for number, size in ((4, 4000), (5, 900), (6, 4500)):
+            answer = Answer(f"key{number}", DIGEST, 200, b" " * size)
+            await records.commit(Turn("a", answer=answer))
+        for number, is_kept in ((4, False), (5, False), (6, True)):
+            async with records.one_request("a", f"key{number}", DIGEST) as before:
+                assert (before is not None) is is_kept, number
         gone, kept, long = bytes(32), b"\x03" * 32, b"\x04" * 32
         assert await records.get_transcript("a", [gone]) is None
         assert await records.get_transcript("a", [gone, kept]) == (1, b"\x03" * 100)
