@@ -134,6 +134,14 @@ def fault_order() -> str:
     return os.environ.get("KVPACK_FAULT", "")
 
 
+def notify_socket() -> str:
+    """Where the service manager that started us wants to hear how far we are; empty: nowhere.
+
+    Taken out of the environment: a child of ours would speak for us.
+    """
+    return os.environ.pop("NOTIFY_SOCKET", "")
+
+
 def let_grpc_speak() -> None:
     """Let gRPC write its log, for :mod:`node.handshakes` to read. Before gRPC is imported.
 

@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 
-from node.config import ServeConfig
+from node.config import ServeConfig, notify_socket
 from node.handshakes import handshakes_heard
+from node.notify import READY, STOPPING, notify
 from node.server import SERVED, Fitting, Node, running
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ def serve(
 async def _serve(config: ServeConfig, stop_on_stdin_end: bool, fitting: Fitting) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    manager = notify_socket()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if stop_on_stdin_end:
@@ -58,7 +60,9 @@ async def _serve(config: ServeConfig, stop_on_stdin_end: bool, fitting: Fitting)
             log.info("node %s serves %s on %s", node.name, model, node.address)
         if node.entrance is not None:
             log.info("node %s serves %s on %s", node.name, model, node.entrance.url)
+        notify(manager, READY)
         await stop.wait()
+        notify(manager, STOPPING)
 
 
 def _announcement(node: Node) -> str:
