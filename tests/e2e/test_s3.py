@@ -30,9 +30,8 @@ async def asked(*arguments):
 
 
 def test_a_node_restores_what_one_that_it_never_spoke_to_put_into_a_bucket(
-    stage,
+    stage,  # noqa: F811
     bucket,
-    tmp_path,  # noqa: F811
 ):
     root, place = bucket, f"store:{bucket}/team"
     common = ("--credentials", str(stage.credentials(CLIENT)))
