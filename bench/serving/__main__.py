@@ -41,7 +41,7 @@ def measure(part: str, folder: Path, rounds: int | None, requests: int) -> Itera
     elif part == "long-prompt":
         yield from long_prompt(folder, rounds or 2)
     elif part == "publication":
-        yield from publication(rounds or 12)
+        yield from publication(rounds or 4)
     elif part == "soak":
         yield from soak(folder, requests)
     else:

@@ -25,7 +25,6 @@ from bench.serving.rows import Row
 from kvpack.keys import generate_key
 from kvpack.store import Budget, HoldKind, open_store
 from node.binding import PackBinding
-from node.config import prepare_process
 from node.engine_thread import EngineThread
 from node.serving.ladder import RowLadder
 from node.stream import Stream
@@ -76,7 +75,6 @@ async def _tokens(engine: EngineThread, stream: Stream, count: int, times: list[
 
 def publication(rounds: int) -> Iterator[Row]:
     """What it costs, as rows of a table."""
-    prepare_process()
     times = asyncio.run(measure(_MODEL, rounds, TOKENS, PROMPT_TOKENS, said=_silent))
     per_round = [
         statistics.median(times.kept_s[at : at + TOKENS])
@@ -132,7 +130,6 @@ async def measure(
 
 
 def main() -> None:
-    prepare_process()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", type=Path, default=_MODEL)
     parser.add_argument("--rounds", type=int, default=12)
