@@ -37,6 +37,8 @@ from node.trust import Gate, LiveCredentials
 from node.volume import VolumeBound, held_alone, probe_volume
 
 if TYPE_CHECKING:
+    from node.behind import Remembering
+    from node.directory_sqlite import SqliteDirectory
     from node.web_side import Entrance
 
 log = logging.getLogger(__name__)
@@ -121,31 +123,14 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
     """
     live = None if config.credentials_dir is None else LiveCredentials(config.credentials_dir)
     name = LOCAL_NODE if live is None else live.current().name
-    given = _enrolled_key(config)
-    for folder in (config.data_dir, config.data_dir / SPOOL, config.data_dir / PACKS):
-        make_private_folder(folder)
-    # Off the loop: a slow volume must not look like a hung process.
-    bound = VolumeBound(worst_s=config.volume_worst_s)
-    worst_s = await asyncio.to_thread(probe_volume, config.data_dir, bound)
-    keys = TenantKeys(config.data_dir / KEYS, given)
-    # Before anything is written: a wrong option must not leave a trace.
-    roots = StoreRoots(config.store_roots, config.store)
-    await asyncio.to_thread(roots.require_safe)
+    keys, roots = await _prepare(config)
     async with contextlib.AsyncExitStack() as stack:
         # A second process would take this one's lease, and both would write the same files.
         stack.enter_context(held_alone(config.data_dir))
         # The ports first: a taken one is found before the model is loaded, and whoever calls in
         # the meantime is told that it is being loaded.
-        entrance = None
-        if config.http is not None:
-            # Not at the top: a node without the port imports nothing of it.
-            from node.web_side import Entrance
-
-            entrance = await stack.enter_async_context(Entrance.open(config, keys, name))
-        server, address = None, None
-        if config.address is not None and live is not None:
-            server, address = grpc_side.bind(config.address, live)
-            stack.push_async_callback(server.stop, None)
+        entrance = await _open_entrance(stack, config, keys, name)
+        server, address = _bind(stack, config, live)
         ours = await stack.enter_async_context(member(config, live, name))
         journal = Journal(config.data_dir / "journal.sqlite")
         stack.push_async_callback(journal.close)
@@ -153,47 +138,16 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         stack.callback(engine.close)
         sessions = Sessions(name, engine, ours.directory, journal, ours.lease)
         tenants = Tenants(engine.model, keys)
-        binding = tenants.binding(tenants.default)
-        resume_s = RESUME_SHARE * config.transfer_lease_s
-        connect = grpc_side.connector(live)
-        source = Source(sessions, engine, binding, journal, connect, resume_s)
-        spool = config.data_dir / SPOOL
-        tier = fitting.tier(config, binding)
-        target = Target(
-            sessions, engine, binding, journal, spool, config.transfer_lease_s, fitting.spools, tier
-        )
+        target = _target(config, fitting, sessions, tenants.binding(tenants.default), journal)
         transfers = Transfers(target)
-        remembered = None
-        if entrance is not None:
-            from node.behind import remembering
-
-            remembered = await stack.enter_async_context(
-                remembering(config, sessions, tenants.default)
-            )
-        memory = None if remembered is None else remembered.conversations
-        recovered = await recover(target, transfers, roots, memory)
-        log.info("volume: worst of %d durable writes %.1f ms", bound.reserves, 1000 * worst_s)
-        log.info("restored %d sessions, %d lost", len(recovered.restored), len(recovered.lost))
-        moves = Moves(source)
+        remembered = await _remember(stack, config, entrance, sessions, tenants)
+        await _recover(target, transfers, roots, remembered)
+        moves = Moves(_source(config, target, live))
         depot = Depot(moves, Restorer(target, transfers, roots), roots)
-        node = Node(name, address, sessions, transfers, moves, depot, tier, entrance)
-        if tier is not None:
-            tier.start()
-            stack.push_async_callback(tier.close)
-        leases = asyncio.create_task(node.transfers.watch_leases())
-        stack.push_async_callback(_cancel, leases)
-        stack.push_async_callback(node.transfers.close)
+        node = Node(name, address, sessions, transfers, moves, depot, target.tier, entrance)
+        _keep_transfers(stack, node)
         if server is not None and live is not None:
-            health_service = grpc_side.add_services(server, live, node, config.data_dir / PACKS)
-            if ours.shared is not None:
-                service = DirectoryService(ours.shared, Gate(live))
-                server.add_generic_rpc_handlers((service.handlers(),))
-            if fitting.services is not None:
-                fitting.services(server, node)
-            await server.start()
-            stack.push_async_callback(server.stop, grpc_side.GRACE_S)
-            stack.push_async_callback(_stop, node)
-            stack.push_async_callback(health_service.enter_graceful_shutdown)
+            await _serve(stack, config, fitting, node, server, live, ours.shared)
         else:
             stack.push_async_callback(_stop, node)
         if entrance is not None and remembered is not None:
@@ -201,6 +155,122 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         yield node
         log.info("stopping")
     log.info("stopped")
+
+
+async def _prepare(config: ServeConfig) -> tuple[TenantKeys, StoreRoots]:
+    """Folders, keys, and where stores may lie. Nothing of it asks for the model."""
+    given = _enrolled_key(config)
+    for folder in (config.data_dir, config.data_dir / SPOOL, config.data_dir / PACKS):
+        make_private_folder(folder)
+    # Off the loop: a slow volume must not look like a hung process.
+    bound = VolumeBound(worst_s=config.volume_worst_s)
+    worst_s = await asyncio.to_thread(probe_volume, config.data_dir, bound)
+    log.info("volume: worst of %d durable writes %.1f ms", bound.reserves, 1000 * worst_s)
+    keys = TenantKeys(config.data_dir / KEYS, given)
+    # Before anything is written: a wrong option must not leave a trace.
+    roots = StoreRoots(config.store_roots, config.store)
+    await asyncio.to_thread(roots.require_safe)
+    return keys, roots
+
+
+async def _open_entrance(
+    stack: contextlib.AsyncExitStack, config: ServeConfig, keys: TenantKeys, name: str
+) -> Entrance | None:
+    """The HTTP port, if there is to be one: until the stack ends."""
+    if config.http is None:
+        return None
+    # Not at the top: a node without the port imports nothing of it.
+    from node.web_side import Entrance
+
+    return await stack.enter_async_context(Entrance.open(config, keys, name))
+
+
+def _bind(
+    stack: contextlib.AsyncExitStack, config: ServeConfig, live: LiveCredentials | None
+) -> tuple[grpc.aio.Server | None, Address | None]:
+    """The gRPC port, if there is to be one: taken, and not served yet."""
+    if config.address is None or live is None:
+        return None, None
+    server, address = grpc_side.bind(config.address, live)
+    stack.push_async_callback(server.stop, None)
+    return server, address
+
+
+def _target(
+    config: ServeConfig,
+    fitting: Fitting,
+    sessions: Sessions,
+    binding: PackBinding,
+    journal: Journal,
+) -> Target:
+    """What sessions come into."""
+    return Target(
+        sessions, sessions.engine, binding, journal, config.data_dir / SPOOL,
+        config.transfer_lease_s, fitting.spools, fitting.tier(config, binding),
+    )  # fmt: skip
+
+
+def _source(config: ServeConfig, target: Target, live: LiveCredentials | None) -> Source:
+    """What sessions go out of."""
+    resume_s = RESUME_SHARE * config.transfer_lease_s
+    connect = grpc_side.connector(live)
+    return Source(target.sessions, target.engine, target.binding, target.journal, connect, resume_s)
+
+
+async def _remember(
+    stack: contextlib.AsyncExitStack,
+    config: ServeConfig,
+    entrance: Entrance | None,
+    sessions: Sessions,
+    tenants: Tenants,
+) -> Remembering | None:
+    """What clients of the HTTP port were told, if there is one: until the stack ends."""
+    if entrance is None:
+        return None
+    from node.behind import remembering
+
+    return await stack.enter_async_context(remembering(config, sessions, tenants.default))
+
+
+async def _recover(
+    target: Target, transfers: Transfers, roots: StoreRoots, remembered: Remembering | None
+) -> None:
+    """Bring back what a process before had. Nobody is served before."""
+    memory = None if remembered is None else remembered.conversations
+    recovered = await recover(target, transfers, roots, memory)
+    log.info("restored %d sessions, %d lost", len(recovered.restored), len(recovered.lost))
+
+
+def _keep_transfers(stack: contextlib.AsyncExitStack, node: Node) -> None:
+    """What runs in the background of moves, until the stack ends."""
+    if node.tier is not None:
+        node.tier.start()
+        stack.push_async_callback(node.tier.close)
+    leases = asyncio.create_task(node.transfers.watch_leases())
+    stack.push_async_callback(_cancel, leases)
+    stack.push_async_callback(node.transfers.close)
+
+
+async def _serve(
+    stack: contextlib.AsyncExitStack,
+    config: ServeConfig,
+    fitting: Fitting,
+    node: Node,
+    server: grpc.aio.Server,
+    live: LiveCredentials,
+    shared: SqliteDirectory | None,
+) -> None:
+    """Serve gRPC until the stack ends; then moves are finished before the port closes."""
+    health_service = grpc_side.add_services(server, live, node, config.data_dir / PACKS)
+    if shared is not None:
+        service = DirectoryService(shared, Gate(live))
+        server.add_generic_rpc_handlers((service.handlers(),))
+    if fitting.services is not None:
+        fitting.services(server, node)
+    await server.start()
+    stack.push_async_callback(server.stop, grpc_side.GRACE_S)
+    stack.push_async_callback(_stop, node)
+    stack.push_async_callback(health_service.enter_graceful_shutdown)
 
 
 def _enrolled_key(config: ServeConfig) -> EpochKey | None:
