@@ -96,35 +96,22 @@ async def behind(
         CredentialsError: The producer is not pinned.
         RecordsError: What is remembered cannot be read.
     """
-    options = config.serving
+    conversations = remembered.conversations
     async with contextlib.AsyncExitStack() as stack:
-        rows = None
-        if node.tier is not None:
-            rows = RowLadder(
-                engine, tenants.binding, node.tier.store, config.store, options.cache_bytes,
-                busy=lambda: engine.pace.is_busy,
-            )  # fmt: skip
-            rows.start()
-            stack.push_async_callback(rows.close)
-        ladder: Ladder = NoReuse(engine) if rows is None else rows
+        rows = _keep_rows(stack, config, node, engine, tenants)
         remote = _remote(config, node)
         if remote is not None:
             stack.push_async_callback(remote.close)
-            ladder = RemoteLadder(ladder, remote, tenants.default)
-        conversations = remembered.conversations
         await conversations.start()
-        dormancy = None
-        if rows is not None:
-            dormancy = Dormancy(node.sessions, rows, tenants.default, conversations.may_sleep)
-            dormancy.start()
-            stack.push_async_callback(dormancy.close)
-        floor = Floor(engine, ladder, node.sessions, slots=options.slots)
+        dormancy = _let_sleep(stack, node, tenants, rows, conversations)
+        ladder = _ladder(engine, tenants, rows, remote)
+        floor = Floor(engine, ladder, node.sessions, slots=config.serving.slots)
         floor.start()
         stack.push_async_callback(floor.close, _END_S)
         yield Serving(
             node=node.name,
             data_dir=config.data_dir,
-            options=options,
+            options=config.serving,
             facts=model_facts(config, engine),
             engine=engine,
             tenants=tenants,
@@ -143,6 +130,49 @@ async def behind(
             conversations=conversations,
             dormancy=dormancy,
         )
+
+
+def _keep_rows(
+    stack: contextlib.AsyncExitStack,
+    config: ServeConfig,
+    node: Node,
+    engine: EngineThread,
+    tenants: Tenants,
+) -> RowLadder | None:
+    """Who keeps rows, if this node keeps any: until the stack ends."""
+    if node.tier is None:
+        return None
+    rows = RowLadder(
+        engine, tenants.binding, node.tier.store, config.store, config.serving.cache_bytes,
+        busy=lambda: engine.pace.is_busy,
+    )  # fmt: skip
+    rows.start()
+    stack.push_async_callback(rows.close)
+    return rows
+
+
+def _ladder(
+    engine: EngineThread, tenants: Tenants, rows: RowLadder | None, remote: RemotePrefill | None
+) -> Ladder:
+    """All rungs that this node has."""
+    kept: Ladder = NoReuse(engine) if rows is None else rows
+    return kept if remote is None else RemoteLadder(kept, remote, tenants.default)
+
+
+def _let_sleep(
+    stack: contextlib.AsyncExitStack,
+    node: Node,
+    tenants: Tenants,
+    rows: RowLadder | None,
+    conversations: Conversations,
+) -> Dormancy | None:
+    """Who gives rows of idle conversations back, where they can be kept: until the stack ends."""
+    if rows is None:
+        return None
+    dormancy = Dormancy(node.sessions, rows, tenants.default, conversations.may_sleep)
+    dormancy.start()
+    stack.push_async_callback(dormancy.close)
+    return dormancy
 
 
 def model_facts(config: ServeConfig, engine: EngineThread) -> ModelFacts:
