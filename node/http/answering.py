@@ -70,6 +70,7 @@ def order_of(
     top_logprobs: int | None = None,
     reuse: bool = True,
     ends: bool = True,
+    shifted: bool = False,
 ) -> RunOrder:
     """An order for an answer after ``token_ids``, which leave room for at least one token."""
     room = serving.facts.max_context - len(token_ids)
@@ -81,6 +82,7 @@ def order_of(
         serving.engine.model.end_token_ids if ends else frozenset(),
         top_logprobs,
         reuse=reuse,
+        shifted=shifted,
     )
 
 

@@ -81,7 +81,7 @@ async def _prepare(call: Call, ask: ChatAsk) -> _Prepared:
     order = order_of(
         serving, call.tenant, ids, decoding, max_tokens,
         top_logprobs=ask.top_logprobs, reuse=fields.cache_prompt is not False,
-        ends=not fields.ignore_eos,
+        ends=not fields.ignore_eos, shifted=composed.shifted,
     )  # fmt: skip
     return _Prepared(composed, terms, order, model)
 

@@ -140,6 +140,7 @@ class Responding:
             serving, self._call.tenant, ids,
             decoding_of(self._asked.body, serving.options.answer, ids),
             self._max_tokens, top_logprobs=self._asked.top_logprobs,
+            shifted=composed.shifted,
         )  # fmt: skip
         if self._writing is None:
             return order

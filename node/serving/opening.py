@@ -6,7 +6,6 @@ And how it gets from there to its boundary token, call by call.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -166,8 +165,20 @@ class Opening:
             model = tools.call.engine.model
             base = Base(await tools.call(model.new_generation), miss=MissReason.DAMAGED)
         tools.counts.restored_bytes += base.restored_bytes
-        self.start = Start(base.position, base.rung, base.miss, base.restored_bytes, base.fallback)
+        self.start = Start(
+            base.position, base.rung, self._why(base.miss), base.restored_bytes, base.fallback
+        )
         return base
+
+    def _why(self, miss: MissReason) -> MissReason:
+        """The reason of a miss: the ladder sees ids alone, not what became of the text."""
+        if miss not in (MissReason.COLD, MissReason.INPUT_CHANGED):
+            return miss
+        if self._order.shifted:
+            return MissReason.CONTEXT_SHIFTED
+        ref = self._order.session
+        # A session that is rebuilt knew another text.
+        return miss if ref is None or not ref.rebuild else MissReason.INPUT_CHANGED
 
     def _stream_from(self, base: Base) -> Stream:
         order, model = self._order, self._tools.call.engine.model
@@ -227,8 +238,6 @@ class Opening:
             self._pin(session)
         base = await self._base(0)
         staged = self._stream_from(base)
-        if self.start.miss in (MissReason.COLD, MissReason.INPUT_CHANGED):
-            self.start = dataclasses.replace(self.start, miss=MissReason.CONTEXT_SHIFTED)
         self._follow(staged, base)
         self._slot.state = SlotState.PREFILL
         with contextlib.ExitStack() as unless_swapped:

@@ -93,6 +93,7 @@ class RunOrder:
         session: The owned session that goes on; None: a state of its own.
         reuse: Whether kept rows may be begun from.
         keep: Whether cuts of this answer are kept.
+        shifted: Older turns were dropped from what was known of it, so its rows moved.
         priority: Lower is sooner among those that wait; ties in order of arrival.
 
     Raises:
@@ -108,6 +109,7 @@ class RunOrder:
     session: SessionRef | None = None
     reuse: bool = True
     keep: bool = True
+    shifted: bool = False
     priority: int = 0
 
     def __post_init__(self) -> None:

@@ -189,10 +189,11 @@ def test_retried_turn_is_one_turn(tmp_path):
 
 def test_item_that_is_taken_back_was_never_said(tmp_path):
     async def live():
-        async with talking(tmp_path) as (_, client):
+        async with talking(tmp_path) as (web, client):
             made = await client.conversations.create()
             await say(client, made, "Hello there")
             await say(client, made, "Tell me of the sea.")
+            await web.serving.ladder.settled()
             listed = await client.conversations.items.list(made.id, order="asc")
             for item in listed.data[2:]:
                 await client.conversations.items.delete(item.id, conversation_id=made.id)
@@ -205,6 +206,8 @@ def test_item_that_is_taken_back_was_never_said(tmp_path):
             assert twin.usage.input_tokens == answer.usage.input_tokens
             assert (await client.conversations.retrieve(made.id)).context_epoch == 1
             assert answer.usage.input_tokens_details.cached_tokens > 0
+            # Nothing was dropped: it is the client that changed the text.
+            assert answer.to_dict()["kvpack"]["miss"] == "input_changed"
 
     harness.within(live(), 80)
 
@@ -215,8 +218,22 @@ def test_conversation_that_outgrows_its_context_shifts_or_is_refused(tmp_path):
         async with talking(tmp_path, options) as (web, client):
             made = await client.conversations.create()
             texts = [f"Tell me of the sea, the ship and day {number}." for number in range(6)]
+            misses = set()
             for text in texts:
                 answer = await say(client, made, text)
+                misses.add(answer.to_dict()["kvpack"]["miss"])
+            assert misses == {"cold", "none", "context_shifted"}
+            # A chain shifts as well, and says so.
+            forks = [None]
+            for text in texts:
+                forks.append(
+                    await client.responses.create(
+                        **FIELDS,
+                        input=f"Else: {text}",
+                        previous_response_id=forks[-1] and forks[-1].id,
+                    )
+                )
+            assert "context_shifted" in {one.to_dict()["kvpack"]["miss"] for one in forks[1:]}
             now = await client.conversations.retrieve(made.id)
             assert now.context_epoch >= 1
             assert now.revision == len(texts)
