@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -56,6 +57,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=REQUESTS, help="of soak")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    # Told to stop, it ends the servers first: the other one does not notice that its parent went.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     rows: list[Row] = []
     if not options.json:
         print(HEAD)
