@@ -85,12 +85,15 @@ class EngineThread:
         """
         if len(self._line) >= WAITING_CALLS_MAX:
             raise NodeBusyError(f"{len(self._line)} calls wait for the engine")
+        loop = asyncio.get_running_loop()
+        call: asyncio.Future[_T] = loop.create_future()
         future = self._executor.submit(work, *args, **kwargs)
         self._line.add(future)
-        # Not when the caller is done: a cancelled caller's work is still in the line.
-        loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda done: loop.call_soon_threadsafe(self._over, done))
-        return asyncio.wrap_future(future)
+        # A caller that leaves takes its work out of the line, unless it runs already.
+        call.add_done_callback(lambda _: future.cancel())
+        # One message to the loop for each call: there is one for each token.
+        future.add_done_callback(lambda done: loop.call_soon_threadsafe(self._over, done, call))
+        return call
 
     async def passed(self) -> None:
         """Return when no call that stands in the line now is left, also where this is cancelled."""
@@ -110,13 +113,22 @@ class EngineThread:
         """Let running work end and stop the thread."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _over(self, call: Future[Any]) -> None:
-        """``call`` has left the line. Its caller, if it still waits, is told after this."""
-        self._line.discard(call)
+    def _over(self, done: Future[_T], call: asyncio.Future[_T]) -> None:
+        """A call has left the line. Its caller, if it still waits, is told last."""
+        self._line.discard(done)
         self._left.set()
-        error = None if call.cancelled() else call.exception()
+        if done.cancelled():
+            call.cancel()
+            return
+        error = done.exception()
         if error is not None and self.failed is not None:
             self.failed(error)
+        if call.done():
+            return
+        if error is None:
+            call.set_result(done.result())
+        else:
+            call.set_exception(error)
 
 
 def _load(model_dir: Path, chat_template: str | None) -> Model:

@@ -6,6 +6,9 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+from starlette.responses import Response
+
 from node.chat.policy import Budget, Policy
 from node.http.errors import bad_request
 from node.serving.order import MissReason, RunOrder, RunUsage, TokenLogprob
@@ -84,6 +87,11 @@ def order_of(
         reuse=reuse,
         shifted=shifted,
     )
+
+
+def json_response(body: dict[str, Any]) -> Response:
+    """A whole answer. With logprobs it has megabytes, and others wait for the loop meanwhile."""
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 def usage_body(usage: RunUsage) -> dict[str, Any]:

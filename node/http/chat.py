@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.responses import JSONResponse
-
 from node.chat import transcripts
 from node.chat.compose import Composed, compose
 from node.chat.reply import ReplyPart, ReplyReader
@@ -20,6 +18,7 @@ from node.http.access import Access, Answer, Call, Endpoint
 from node.http.answering import (
     Spelling,
     budget_of,
+    json_response,
     max_tokens_of,
     new_id,
     order_of,
@@ -51,7 +50,7 @@ async def chat_completions(call: Call) -> Answer:
     run = call.serving.floor.submit(prepared.order)
     if ask.fields.stream:
         return sse.EventStream(chat.events(run), closing=run.cancel)
-    return JSONResponse(await unless_gone(call.request.receive, chat.whole(run)))
+    return json_response(await unless_gone(call.request.receive, chat.whole(run)))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

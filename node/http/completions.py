@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from starlette.responses import JSONResponse
-
 from node.chat.policy import Refusal, plan_raw
 from node.http import sse
 from node.http.access import Access, Answer, Call, Endpoint
@@ -17,6 +15,7 @@ from node.http.answering import (
     Spelling,
     budget_of,
     finite,
+    json_response,
     max_tokens_of,
     new_id,
     order_of,
@@ -61,7 +60,7 @@ async def completions(call: Call) -> Answer:
     run = call.serving.floor.submit(order)
     if fields.stream:
         return sse.EventStream(completion.events(run), closing=run.cancel)
-    return JSONResponse(await unless_gone(call.request.receive, completion.whole(run)))
+    return json_response(await unless_gone(call.request.receive, completion.whole(run)))
 
 
 def _refuse(fields: CompletionFields) -> None:

@@ -65,7 +65,7 @@ async def create(call: Call) -> Answer:
     """Begin one."""
     body = await call.json(MakeConversation)
     metadata, said = check_metadata(body.metadata), _said(body.items or [])
-    retry = retry_key(call, body)
+    retry = await retry_key(call, body)
     async with one_request(call, retry) as before:
         if before is not None:
             return _json(before.body, REPLAYED)
@@ -127,7 +127,7 @@ async def add_items(call: Call) -> Answer:
     said = _said(body.items or [])
     if not said:
         raise bad_request("items: expected at least one", param="items")
-    retry = retry_key(call, body)
+    retry = await retry_key(call, body)
     with told_where(call):
         async with one_request(call, retry) as before:
             if before is not None:

@@ -91,13 +91,13 @@ def told_where(call: Call) -> Any:  # noqa: ANN401 - a context manager
         raise ApiError(_MISDIRECTED, error.reason, str(error), headers=headers) from error
 
 
-def _retry(call: Call, asked: Asked) -> RetryKey | None:
+async def _retry(call: Call, asked: Asked) -> RetryKey | None:
     """How an answer is told makes no other request of it."""
-    return retry_key(call, msgspec.structs.replace(asked.body, stream=None))
+    return await retry_key(call, msgspec.structs.replace(asked.body, stream=None))
 
 
 async def _whole(call: Call, asked: Asked) -> Response:
-    retry = _retry(call, asked)
+    retry = await _retry(call, asked)
     async with one_request(call, retry) as before:
         if before is not None:
             return _json(before.body, REPLAYED)
@@ -109,7 +109,7 @@ async def _whole(call: Call, asked: Asked) -> Response:
 
 
 async def _events(call: Call, asked: Asked) -> AsyncGenerator[bytes, None]:
-    retry = _retry(call, asked)
+    retry = await _retry(call, asked)
     async with one_request(call, retry) as before:
         if before is not None:
             for told in _named(replayed(msgspec.json.decode(before.body))):

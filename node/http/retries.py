@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Iterator
@@ -38,7 +39,7 @@ class RetryKey:
         return Answer(self.key, self.digest, 200, body)
 
 
-def retry_key(call: Call, body: object) -> RetryKey | None:
+async def retry_key(call: Call, body: object) -> RetryKey | None:
     """The key of a request; None: it has none.
 
     Raises:
@@ -51,9 +52,14 @@ def retry_key(call: Call, body: object) -> RetryKey | None:
         raise bad_request(
             f"Idempotency-Key: expected 1 to {KEY_CHARS_MAX} characters, found {len(key)}"
         )
-    digest = hashlib.sha256(call.request.url.path.encode() + b"\0")
+    # A body may have megabytes: not on the loop.
+    return RetryKey(key, await asyncio.to_thread(_digest, call.request.url.path, body))
+
+
+def _digest(path: str, body: object) -> bytes:
+    digest = hashlib.sha256(path.encode() + b"\0")
     digest.update(msgspec.json.encode(body, order="sorted"))
-    return RetryKey(key, digest.digest())
+    return digest.digest()
 
 
 @contextlib.asynccontextmanager
