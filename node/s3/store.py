@@ -47,7 +47,7 @@ _PAUSE_S: Final = 0.05
 
 #: Services and buckets whose promises this process has tried. They do not depend on a prefix.
 _proved: set[tuple[str, str]] = set()
-_probing: Final = threading.RLock()
+_probing: Final = threading.Lock()
 
 
 class S3Store:
@@ -56,10 +56,14 @@ class S3Store:
     Args:
         client: The place.
         times: How long the right to delete lasts.
+        is_trial: It creates objects although nobody tried the service yet: to try it.
     """
 
-    def __init__(self, client: Client, times: LeaseTimes | None = None) -> None:
+    def __init__(
+        self, client: Client, times: LeaseTimes | None = None, *, is_trial: bool = False
+    ) -> None:
         self._client = client
+        self._is_trial = is_trial
         self._times = LeaseTimes() if times is None else times
         self._pool = ThreadPoolExecutor(REQUESTS_MAX, thread_name_prefix="s3")
         self._lease: CollectorLease | None = None
@@ -82,14 +86,10 @@ class S3Store:
         Raises:
             StoreUnsafeError: It breaks one. KvpackError: It cannot be asked.
         """
-        with _probing:
-            # The trial itself creates objects, and comes by require_proved on other threads.
-            _proved.add(self._mark)
-            try:
-                return probe_store(self, secrets.token_bytes(16), time.time, _pause, effort)
-            except BaseException:
-                _proved.discard(self._mark)
-                raise
+        with contextlib.closing(S3Store(self._client, self._times, is_trial=True)) as trial:
+            report = probe_store(trial, secrets.token_bytes(16), time.time, _pause, effort)
+        _proved.add(self._mark)
+        return report
 
     def require_proved(self) -> None:
         """Try the service's promises, unless this process did so already.
@@ -97,7 +97,7 @@ class S3Store:
         Raises:
             StoreUnsafeError: It breaks one. KvpackError: It cannot be asked.
         """
-        if self._mark in _proved:
+        if self._is_trial or self._mark in _proved:
             return
         with _probing:
             if self._mark not in _proved:

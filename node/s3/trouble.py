@@ -15,7 +15,12 @@ from kvpack.store.errors import StoreAwayError, StoreDeniedError, StoreError, St
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
-_CREDENTIALS: Final = re.compile(r"credential|169\.254\.169\.254|security-token|sts\.", re.I)
+#: Requests that ask this machine, or the token service, who we are.
+_CREDENTIALS: Final = re.compile(
+    r"performing [A-Z]+ https?://(169\.254\.\d+\.\d+|sts\.[a-z0-9.-]*amazonaws\.com)[/:]"
+)
+
+_NO_CREDENTIALS: Final = "no credentials: neither environment nor files nor this machine give any"
 
 _FULL: Final = frozenset({"QuotaExceeded", "InsufficientStorage", "ServiceQuotaExceededException"})
 _AGAIN: Final = frozenset({"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable"})
@@ -40,6 +45,8 @@ class Trouble:
     def of(cls, error: Exception) -> Trouble:
         """Read what ``obstore`` says."""
         text = str(error)
+        if _CREDENTIALS.search(text):
+            return cls(0, "", _NO_CREDENTIALS)
         status, code = _STATUS.search(text), _CODE.search(text)
         if status is None:
             return cls(0, code[1] if code else "", _hint(text))
@@ -48,6 +55,8 @@ class Trouble:
     @property
     def is_passing(self) -> bool:
         """Whether the same request may succeed a little later."""
+        if self.hint == _NO_CREDENTIALS:
+            return False
         return self.status in (0, 429) or self.status >= 500 or self.code in _AGAIN
 
     @property
@@ -62,7 +71,7 @@ class Trouble:
         if self.status in (401, 403):
             clock = ": this machine's clock is wrong" if self.code == _SKEWED else ""
             return StoreDeniedError(f"{place}: the service answers {self._words}{clock}")
-        if self.status == 0 and self.hint.startswith("credentials"):
+        if self.hint == _NO_CREDENTIALS:
             return StoreDeniedError(f"{place}: {self.hint}")
         if self.is_passing:
             answer = f"answers {self._words}" if self.status else self.hint
@@ -76,8 +85,6 @@ class Trouble:
 
 def _hint(text: str) -> str:
     """Why there was no answer, in words of our own."""
-    if _CREDENTIALS.search(text):
-        return "credentials: this machine gives none (environment, files, instance)"
     for mark, words in (
         ("Connect", "cannot be reached"),
         ("TimedOut", "does not answer in time"),

@@ -10,17 +10,15 @@ from e2e_support import command, failed_cleanly
 from test_processes import node, prompt, run, stage, steps  # noqa: F401 - stage is a fixture
 
 from node.demo.stage import CLIENT, SOURCE, TARGET
-from tests.s3_server import OWNER, new_url, running
+from tests.s3_server import OWNER, new_url, shared
 
 
 @pytest.fixture
-def bucket(tmp_path, monkeypatch):
+def bucket(monkeypatch):
     """A place in a bucket; the processes find the service and the account by the environment."""
-    (tmp_path / "s3").mkdir()
-    with running(tmp_path / "s3") as server:
-        for name, value in OWNER.environment(server.endpoint).items():
-            monkeypatch.setenv(name, value)
-        yield new_url()
+    for name, value in OWNER.environment(shared().endpoint).items():
+        monkeypatch.setenv(name, value)
+    return new_url()
 
 
 async def asked(*arguments):

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 from cli_kit import Run, furnish, runner
 
-from tests.s3_server import OWNER, new_url, running
+from tests.s3_server import OWNER, new_url, shared
 
 _KEY = ("--key", "my.key")
 
 
 @pytest.fixture(scope="module")
-def s3_server(tmp_path_factory):
-    with running(tmp_path_factory.mktemp("s3")) as server:
-        yield server
+def s3_server():
+    return shared()
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.s3_server import running
-
 
 @pytest.fixture(scope="session")
-def s3_server(tmp_path_factory):
-    """One server for all tests of this process; a test takes a prefix of its own."""
-    with running(tmp_path_factory.mktemp("s3")) as server:
-        yield server
+def s3_server():
+    """A test takes a prefix of its own."""
+    # Not at the top: a kvpack that is alone has no client for it.
+    from tests.s3_server import shared
+
+    return shared()

@@ -26,6 +26,7 @@ from kvpack.store.places import open_place, shown
 from node.s3.place import S3Place
 from node.s3.reach import S3
 from node.s3.settings import S3Settings, settings_from
+from node.s3.trouble import Trouble
 from tests.s3_server import BLUE, GREEN, OWNER, new_store, new_url, store_at
 
 GOOD_URLS = {
@@ -125,6 +126,21 @@ def test_an_endpoint_is_https_or_here_and_holds_no_account(endpoint) -> None:
 def test_plain_http_is_spoken_here_and_where_it_was_allowed() -> None:
     assert S3Settings("us-east-1", "http://127.0.0.1:1").is_plain
     assert S3Settings("us-east-1", "http://s3.example", allow_http=True).is_plain
+
+
+def test_a_machine_that_gives_no_credentials_is_not_the_services_fault() -> None:
+    for text in (
+        "Error performing PUT http://169.254.169.254/latest/api/token in 2ms - Server returned "
+        "non-2xx status code: 403 Forbidden: no",
+        "Error performing POST https://sts.eu-west-3.amazonaws.com/ in 9s - HTTP error: TimedOut",
+    ):
+        trouble = Trouble.of(OSError(text))
+        assert not trouble.is_passing
+        error = trouble.error("s3://bucket/a")
+        assert isinstance(error, StoreDeniedError)
+        assert str(error).startswith("s3://bucket/a: no credentials")
+    away = Trouble.of(OSError("Error performing GET https://sts.example/x in 1s - Connect"))
+    assert away.is_passing and "cannot be reached" in str(away.error("s3://sts.example"))
 
 
 def test_a_secret_is_in_no_repr() -> None:
