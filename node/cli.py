@@ -14,6 +14,7 @@ from node.cli_apikey import apikey
 from node.cli_bench import bench
 from node.cli_directory import directory
 from node.cli_pair import pair
+from node.cli_placement import drain, rebalance
 from node.cli_serve import serve
 from node.cli_session import migrate, session
 from node.cli_trust import enroll, pin, pins, unpin
@@ -136,5 +137,7 @@ main.add_command(serve)
 main.add_command(apikey)
 main.add_command(bench)
 main.add_command(directory)
+main.add_command(drain)
 main.add_command(migrate)
+main.add_command(rebalance)
 main.add_command(session)

@@ -181,6 +181,14 @@ _SERVING: Final = _several(
 _NODE: Final = _several(
     [
         click.option("--grpc", "address", metavar="HOST:PORT", help="Where to listen for gRPC."),
+        click.option(
+            "--advertise", metavar="HOST:PORT",
+            help="Where other nodes reach this one; default: --grpc. Needed for 0.0.0.0.",
+        ),
+        click.option(
+            "--kv-bytes", type=_Bytes(), metavar="SIZE",
+            help="KV memory for sessions, by which they are placed; default: half of the machine.",
+        ),
         click.option("--data-dir", type=_FOLDER, help="This node's own files."),
         click.option("--credentials", type=_FOLDER, help="Folder made by enroll; --grpc needs it."),
         click.option(
@@ -278,7 +286,20 @@ def serve_config(options: dict[str, Any], folder: Path) -> ServeConfig:
         store_roots=tuple(map(parse_root, options["store_roots"])),
         http=http,
         serving=_serving_options(options),
+        advertise=_advertised(options),
+        kv_bytes=options["kv_bytes"],
     )
+
+
+def _advertised(options: dict[str, Any]) -> Address | None:
+    if options["advertise"] is None:
+        return None
+    if options["address"] is None:
+        raise UsageError("--advertise: only with --grpc")
+    advertised = Address.parse(options["advertise"])
+    if not advertised.port:
+        raise UsageError(f"--advertise {advertised}: expected the port that others connect to")
+    return advertised
 
 
 def _http_options(options: dict[str, Any], *, alone: bool) -> HttpOptions | None:

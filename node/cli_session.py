@@ -40,8 +40,9 @@ def _run(work: Coroutine[Any, Any, int]) -> None:
     "targets",
     required=True,
     multiple=True,
-    metavar="[NAME@]HOST:PORT|store:PATH",
-    help="Where to; with --mode copy several times, for a copy on each. store:PATH is a folder on "
+    metavar="[NAME@]HOST:PORT|auto|store:PATH",
+    help="Where to; auto: to the node with the most free KV memory where it goes on exactly. With "
+    "--mode copy several times, for a copy on each. store:PATH is a folder on "
     "the node's machine, or store:s3://BUCKET/PREFIX, below one that it was started with "
     "(--store-root).",
 )

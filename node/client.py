@@ -125,6 +125,17 @@ class NodeClient:
         reply: pb.RestoreReply = await self._call(self._stub.Restore, request, WORK_S)
         return reply
 
+    async def fleet(self) -> pb.FleetReply:
+        """What the node and those that it may send to say of themselves."""
+        reply: pb.FleetReply = await self._call(self._stub.Fleet, pb.FleetRequest(), LOOK_S)
+        return reply
+
+    async def leave(self, *, stay: bool = False) -> pb.LeaveReply:
+        """Let nothing be opened or placed there from now on; with ``stay`` again."""
+        request = pb.LeaveRequest(stay=stay)
+        reply: pb.LeaveReply = await self._call(self._stub.Leave, request, LOOK_S)
+        return reply
+
     async def close_session(self, session: pb.SessionReply) -> None:
         """Give the session up."""
         request = pb.CloseRequest(session_id=session.session_id, token=session.token)

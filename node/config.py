@@ -86,6 +86,8 @@ class ServeConfig:
             stores.
         http: Where to listen for HTTP, and for whom; None: nowhere.
         serving: Slots, context and cache.
+        advertise: Where other nodes reach this one for gRPC; None: where it listens.
+        kv_bytes: KV memory for sessions, by which they are placed; None: half of the machine's.
 
     Raises:
         UsageError: It would listen nowhere, or for gRPC without credentials.
@@ -104,6 +106,8 @@ class ServeConfig:
     store_roots: tuple[Path | S3Place, ...] = ()
     http: HttpOptions | None = None
     serving: ServingOptions = field(default_factory=ServingOptions)
+    advertise: Address | None = None
+    kv_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.address is None and self.http is None:

@@ -16,6 +16,7 @@ from node.errors import CredentialsError, ListenError
 from node.migration import wire
 from node.migration_service import MigrationService
 from node.pb.v1 import session_pb2_grpc
+from node.placement.fleet import Fleet
 from node.session_service import SERVICE as SESSION_SERVICE
 from node.session_service import SessionService
 from node.trust import (
@@ -66,13 +67,13 @@ def bind(address: Address, live: LiveCredentials) -> tuple[grpc.aio.Server, Addr
 
 
 def add_services(
-    server: grpc.aio.Server, live: LiveCredentials, node: Node, packs_dir: Path
+    server: grpc.aio.Server, live: LiveCredentials, node: Node, packs_dir: Path, fleet: Fleet
 ) -> health.aio.HealthServicer:
     """Give the server what every node has; returns the one that says whether it answers."""
     gate = Gate(live)
     server.add_generic_rpc_handlers((MigrationService(node.transfers, gate).handlers(),))
     session_pb2_grpc.add_SessionServicer_to_server(
-        SessionService(node.sessions, node.moves, packs_dir, node.depot, node.tier), server
+        SessionService(node.sessions, node.moves, packs_dir, node.depot, node.tier, fleet), server
     )
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)

@@ -22,6 +22,7 @@ from node.errors import UsageError
 from node.follow import FollowingClient
 from node.migration.report import as_object
 from node.pb.v1 import session_pb2 as pb
+from node.placement.auto import AUTO, auto_target
 from node.session import check_session_id
 
 _MIB: Final = 1 << 20
@@ -97,9 +98,14 @@ async def migrate_session(order: MigrateOrder) -> int:
         KvpackError: It did not come about; the message says where the session is.
     """
     name, address = place(order.node, order.credentials_dir)
-    target, target_address = place(order.target, order.credentials_dir, name)
+    chosen = None
+    if order.target != AUTO:
+        chosen = place(order.target, order.credentials_dir, name)
     async with FollowingClient(order.credentials_dir, name, address) as following:
         session = await following.find(order.session_id)
+        target, target_address = chosen or await auto_target(
+            following.client, session, accept_compatible=order.accept_compatible
+        )
         if target == following.node:
             raise UsageError(f"session {order.session_id}: lives on node {target} already")
         request = pb.MigrateRequest(

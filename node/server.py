@@ -28,6 +28,7 @@ from node.migration.moves import Moves
 from node.migration.orders import Source
 from node.migration.restore import Restorer
 from node.migration.target import Transfers
+from node.placement.wiring import placed
 from node.recover import recover
 from node.sessions import Sessions
 from node.stores import StoreRoots
@@ -261,7 +262,8 @@ async def _serve(
     shared: SqliteDirectory | None,
 ) -> None:
     """Serve gRPC until the stack ends; then moves are finished before the port closes."""
-    health_service = grpc_side.add_services(server, live, node, config.data_dir / PACKS)
+    fleet = await stack.enter_async_context(placed(config, node, node.moves.binding, live))
+    health_service = grpc_side.add_services(server, live, node, config.data_dir / PACKS, fleet)
     if shared is not None:
         service = DirectoryService(shared, Gate(live))
         server.add_generic_rpc_handlers((service.handlers(),))

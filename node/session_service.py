@@ -24,6 +24,7 @@ from node.migration.restore import RestoreOrder
 from node.migration.wire import token_message, token_value
 from node.pb.v1 import session_pb2 as pb
 from node.pb.v1 import session_pb2_grpc
+from node.placement.fleet import Fleet, fleet_message
 from node.save import cut_now, write_cut
 from node.session import Phase, Session, check_session_id
 from node.sessions import Sessions
@@ -88,8 +89,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
         packs_dir: Path,
         depot: Depot,
         tier: Tier | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         self._depot = depot
+        self._fleet = fleet
         self._sessions = sessions
         self._tier = tier
         self._moves = moves
@@ -258,6 +261,20 @@ class SessionService(session_pb2_grpc.SessionServicer):
             objects=restored.objects,
             object_bytes=restored.object_bytes,
         )
+
+    @_answering
+    async def Fleet(self, request: pb.FleetRequest, context: _Context) -> pb.FleetReply:
+        if self._fleet is None:
+            return pb.FleetReply()
+        return fleet_message(await self._fleet.look())
+
+    @_answering
+    async def Leave(self, request: pb.LeaveRequest, context: _Context) -> pb.LeaveReply:
+        self._sessions.leaving = not request.stay
+        if self._fleet is not None:
+            self._fleet.poke()
+        others = sum(1 for one in self._sessions.all() if one.tenant)
+        return pb.LeaveReply(other_tenants_sessions=others)
 
     @_answering
     async def Close(self, request: pb.CloseRequest, context: _Context) -> pb.CloseReply:

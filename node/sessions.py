@@ -27,6 +27,7 @@ from node.directory import (
 from node.engine_thread import EngineThread
 from node.errors import (
     DirectoryError,
+    DrainingError,
     JournalError,
     NodeBusyError,
     SessionExistsError,
@@ -70,6 +71,7 @@ class Sessions:
 
     Attributes:
         waker: Asked before a session is held that gave its rows back; None: none ever does.
+        leaving: This node is being drained: no session is opened or placed here.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Sessions:
         self._lost: set[str] = set()
         self._uses = 0
         self.waker: Waker | None = None
+        self.leaving = False
         #: Operations that came under a token that was not the current one.
         self.stale_refused = 0
 
@@ -119,8 +122,11 @@ class Sessions:
         Raises:
             SessionExistsError: It lives here, or another node owns it.
             NodeBusyError: This node holds as many sessions as it may.
+            DrainingError: This node is being drained.
         """
         check_session_id(session_id)
+        if self.leaving:
+            raise DrainingError("this node is being drained: nothing is opened here any more")
         if session_id in self._live or session_id in self._opening:
             raise SessionExistsError(f"session {session_id}: lives here already")
         self._require_room()

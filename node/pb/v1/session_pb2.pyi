@@ -1068,3 +1068,108 @@ class CloseReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CloseReply: _TypeAlias = CloseReply  # noqa: Y015
+
+@_typing.final
+class FleetRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FleetRequest: _TypeAlias = FleetRequest  # noqa: Y015
+
+@_typing.final
+class FleetReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___FleetNode]:
+        """by name; one that says nothing of itself is left out"""
+
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___FleetNode] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FleetReply: _TypeAlias = FleetReply  # noqa: Y015
+
+@_typing.final
+class FleetNode(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    NOTICE_FIELD_NUMBER: _builtins.int
+    LEASE_LEFT_MS_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """name in its certificate"""
+    notice: _builtins.bytes
+    """as the directory keeps it: docs/spec/migration-v1.md, section 8.7"""
+    lease_left_ms: _builtins.int
+    """0: it is over"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        notice: _builtins.bytes = ...,
+        lease_left_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_left_ms", b"lease_left_ms", "node", b"node", "notice", b"notice"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FleetNode: _TypeAlias = FleetNode  # noqa: Y015
+
+@_typing.final
+class LeaveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAY_FIELD_NUMBER: _builtins.int
+    stay: _builtins.bool
+    """take it back"""
+    def __init__(
+        self,
+        *,
+        stay: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stay", b"stay"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveRequest: _TypeAlias = LeaveRequest  # noqa: Y015
+
+@_typing.final
+class LeaveReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OTHER_TENANTS_SESSIONS_FIELD_NUMBER: _builtins.int
+    other_tenants_sessions: _builtins.int
+    """sessions of other tenants: they do not move, and stay"""
+    def __init__(
+        self,
+        *,
+        other_tenants_sessions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["other_tenants_sessions", b"other_tenants_sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveReply: _TypeAlias = LeaveReply  # noqa: Y015

@@ -101,6 +101,16 @@ class SessionStub:
                 request_serializer=node_dot_pb_dot_v1_dot_session__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=node_dot_pb_dot_v1_dot_session__pb2.RestoreReply.FromString,
                 _registered_method=True)
+        self.Fleet = channel.unary_unary(
+                '/node.v1.Session/Fleet',
+                request_serializer=node_dot_pb_dot_v1_dot_session__pb2.FleetRequest.SerializeToString,
+                response_deserializer=node_dot_pb_dot_v1_dot_session__pb2.FleetReply.FromString,
+                _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/node.v1.Session/Leave',
+                request_serializer=node_dot_pb_dot_v1_dot_session__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=node_dot_pb_dot_v1_dot_session__pb2.LeaveReply.FromString,
+                _registered_method=True)
         self.Close = channel.unary_unary(
                 '/node.v1.Session/Close',
                 request_serializer=node_dot_pb_dot_v1_dot_session__pb2.CloseRequest.SerializeToString,
@@ -200,6 +210,20 @@ class SessionServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Fleet(self, request, context):
+        """What this node and those that it may send to say of themselves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """From now on nothing is opened or placed here; or, taken back, it is again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Close(self, request, context):
         """Frees a session that this node owns and removes it from the directory.
         """
@@ -274,6 +298,16 @@ def add_SessionServicer_to_server(servicer, server):
                     servicer.Restore,
                     request_deserializer=node_dot_pb_dot_v1_dot_session__pb2.RestoreRequest.FromString,
                     response_serializer=node_dot_pb_dot_v1_dot_session__pb2.RestoreReply.SerializeToString,
+            ),
+            'Fleet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fleet,
+                    request_deserializer=node_dot_pb_dot_v1_dot_session__pb2.FleetRequest.FromString,
+                    response_serializer=node_dot_pb_dot_v1_dot_session__pb2.FleetReply.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=node_dot_pb_dot_v1_dot_session__pb2.LeaveRequest.FromString,
+                    response_serializer=node_dot_pb_dot_v1_dot_session__pb2.LeaveReply.SerializeToString,
             ),
             'Close': grpc.unary_unary_rpc_method_handler(
                     servicer.Close,
@@ -634,6 +668,60 @@ class Session:
             '/node.v1.Session/Restore',
             node_dot_pb_dot_v1_dot_session__pb2.RestoreRequest.SerializeToString,
             node_dot_pb_dot_v1_dot_session__pb2.RestoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fleet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/node.v1.Session/Fleet',
+            node_dot_pb_dot_v1_dot_session__pb2.FleetRequest.SerializeToString,
+            node_dot_pb_dot_v1_dot_session__pb2.FleetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/node.v1.Session/Leave',
+            node_dot_pb_dot_v1_dot_session__pb2.LeaveRequest.SerializeToString,
+            node_dot_pb_dot_v1_dot_session__pb2.LeaveReply.FromString,
             options,
             channel_credentials,
             insecure,

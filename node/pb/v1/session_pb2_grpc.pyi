@@ -57,6 +57,10 @@ class SessionStub:
     """Moves a session into a store, or copies it there."""
     Restore: _grpc.UnaryUnaryMultiCallable[_session_pb2.RestoreRequest, _session_pb2.RestoreReply]
     """Brings a session back out of a store, to this node."""
+    Fleet: _grpc.UnaryUnaryMultiCallable[_session_pb2.FleetRequest, _session_pb2.FleetReply]
+    """What this node and those that it may send to say of themselves."""
+    Leave: _grpc.UnaryUnaryMultiCallable[_session_pb2.LeaveRequest, _session_pb2.LeaveReply]
+    """From now on nothing is opened or placed here; or, taken back, it is again."""
     Close: _grpc.UnaryUnaryMultiCallable[_session_pb2.CloseRequest, _session_pb2.CloseReply]
     """Frees a session that this node owns and removes it from the directory."""
 
@@ -89,6 +93,10 @@ class SessionAsyncStub(SessionStub):
     """Moves a session into a store, or copies it there."""
     Restore: _aio.UnaryUnaryMultiCallable[_session_pb2.RestoreRequest, _session_pb2.RestoreReply]  # type: ignore[assignment]
     """Brings a session back out of a store, to this node."""
+    Fleet: _aio.UnaryUnaryMultiCallable[_session_pb2.FleetRequest, _session_pb2.FleetReply]  # type: ignore[assignment]
+    """What this node and those that it may send to say of themselves."""
+    Leave: _aio.UnaryUnaryMultiCallable[_session_pb2.LeaveRequest, _session_pb2.LeaveReply]  # type: ignore[assignment]
+    """From now on nothing is opened or placed here; or, taken back, it is again."""
     Close: _aio.UnaryUnaryMultiCallable[_session_pb2.CloseRequest, _session_pb2.CloseReply]  # type: ignore[assignment]
     """Frees a session that this node owns and removes it from the directory."""
 
@@ -196,6 +204,22 @@ class SessionServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.RestoreReply, _abc.Awaitable[_session_pb2.RestoreReply]]:
         """Brings a session back out of a store, to this node."""
+
+    @_abc_1.abstractmethod
+    def Fleet(
+        self,
+        request: _session_pb2.FleetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.FleetReply, _abc.Awaitable[_session_pb2.FleetReply]]:
+        """What this node and those that it may send to say of themselves."""
+
+    @_abc_1.abstractmethod
+    def Leave(
+        self,
+        request: _session_pb2.LeaveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.LeaveReply, _abc.Awaitable[_session_pb2.LeaveReply]]:
+        """From now on nothing is opened or placed here; or, taken back, it is again."""
 
     @_abc_1.abstractmethod
     def Close(

@@ -1,0 +1,1 @@
+"""Where sessions go: what nodes say of themselves, and pure functions over what they said."""
