@@ -35,8 +35,11 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.pass_on()
 
-    def pass_on(self, most: int | None = None) -> int:
-        """Let the real server answer; ``most`` bytes of its body are handed back, then the end."""
+    def pass_on(self, most: int | None = None, *, says_less: bool = False) -> int:
+        """Let the real server answer; ``most`` bytes of its body are handed back, then the end.
+
+        With ``says_less`` the head claims that these are all.
+        """
         upstream = http.client.HTTPConnection(*self.server.upstream, timeout=30)
         with contextlib.closing(upstream):
             # The Host stays as it was signed.
@@ -51,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
             if name.lower() not in ("content-length", "transfer-encoding", "connection", "date"):
                 self.send_header(name, value)
         length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
-        self.send_header("Content-Length", length or "0")
+        self.send_header("Content-Length", str(most) if says_less else length or "0")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data if most is None else data[:most])
@@ -140,6 +143,12 @@ def late(seconds: float) -> Fault:
 def short(handler: Handler) -> bool:
     """The body breaks off in the middle."""
     handler.pass_on(most=7)
+    return True
+
+
+def clipped(handler: Handler) -> bool:
+    """A part of what was asked for, sent as if it were all of it."""
+    handler.pass_on(most=7, says_less=True)
     return True
 
 

@@ -6,7 +6,7 @@ import contextlib
 import time
 
 import pytest
-from s3_faults import Liar, Proxy, first, late, lost, serving, short
+from s3_faults import Liar, Proxy, clipped, first, late, lost, serving, short
 from store_kit import KEYRING, Session, save, token_ids
 
 from kvpack.errors import KvpackError
@@ -126,6 +126,13 @@ def test_half_an_answer_is_asked_for_again_and_never_taken_for_whole(store, prox
     assert store.get(CHUNK, 10, 500) == bytes(500)
     proxy.fault = short
     assert "breaks off" in fails(calls(store)["get"], StoreAwayError)
+
+
+def test_a_part_that_is_sent_as_the_whole_is_not_taken_for_it(store, proxy) -> None:
+    proxy.fault = lambda handler: handler.command == "GET" and clipped(handler)
+    fails(lambda: store.get(CHUNK, 10, 500), StoreAwayError)
+    with pytest.raises(ConflictError):
+        store.put_if_absent([ObjectData(CHUNK, bytes(1000))])
 
 
 def test_a_service_that_is_not_there_is_said_to_be_away() -> None:
