@@ -48,13 +48,16 @@ def find_model(model: Path, cache: Path) -> FoundModel:
         return FoundModel(model, model.resolve().name)
     match = _ID.fullmatch(model.as_posix())
     if match is None:
-        raise ModelFolderError(f"{model}: not a folder")
+        raise ModelFolderError(
+            f"{model}: not a folder; expected one that holds a model, or OWNER/NAME of one in the "
+            "local Hugging Face cache"
+        )
     repository, revision = match[1], match[2] or DEFAULT_REVISION
     kept = cache / f"models--{repository.replace('/', '--')}"
     if not kept.is_dir():
         raise ModelFolderError(
             f"{model}: not a folder, and not in the local Hugging Face cache: no {kept} "
-            "(nothing is downloaded)"
+            f"(nothing is downloaded; fetch it first: hf download {repository})"
         )
     snapshot = kept / "snapshots" / _commit(model, kept, revision)
     if not snapshot.is_dir():

@@ -19,6 +19,7 @@ from node.cli_serve import serve
 from node.cli_session import migrate, session
 from node.cli_trust import enroll, pin, pins, unpin
 from node.config import prepare_process
+from node.errors import exit_code_of
 
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 _FILE: Final = click.Path(path_type=Path)
@@ -32,7 +33,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KvpackError as error:
-            _fail(str(error), error.exit_code)
+            _fail(str(error), exit_code_of(error))
         except (KeyboardInterrupt, click.Abort):
             _fail("interrupted", EXIT_INTERRUPTED)
 

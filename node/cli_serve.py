@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from node.cli_mlx_lm import options_of_mlx_lm, speak_of_mlx_lm
 from node.config import (
     LEASE_S,
     VOLUME_WORST_S,
@@ -119,19 +120,12 @@ _MLX_LM: Final = _several(
     ]
 )  # fmt: skip
 
-#: Options of mlx_lm.server that change no answer here: taken, so that its command lines go on
-#: working, and said to be of no use. What would change an answer is no option, and refused.
-_OF_NO_USE: Final = (
-    "--prompt-cache-size",
-    "--decode-concurrency",
-    "--prompt-concurrency",
-    "--prefill-step-size",
-    "--num-draft-tokens",
-)
-
-_IGNORED: Final = _several(
-    [click.option(name, type=int, hidden=True, expose_value=True) for name in _OF_NO_USE]
-)
+#: What a node has to be given that others reach over gRPC.
+_NEEDED: Final = {
+    "data_dir": "--data-dir DIR, a folder of its own",
+    "credentials": "--credentials DIR, which kvnode enroll or kvnode pair makes",
+    "directory": "--directory URL, the same one as its peers, such as sqlite:PATH",
+}
 
 #: What only this server has.
 _SERVING: Final = _several(
@@ -189,7 +183,10 @@ _NODE: Final = _several(
             "--kv-bytes", type=_Bytes(), metavar="SIZE",
             help="KV memory for sessions, by which they are placed; default: half of the machine.",
         ),
-        click.option("--data-dir", type=_FOLDER, help="This node's own files."),
+        click.option(
+            "--data-dir", type=_FOLDER,
+            help="This node's own files; default: a folder for each model in your home.",
+        ),
         click.option("--credentials", type=_FOLDER, help="Folder made by enroll; --grpc needs it."),
         click.option(
             "--directory", metavar="URL",
@@ -206,7 +203,7 @@ _NODE: Final = _several(
         click.option(
             "--volume-worst", default=VOLUME_WORST_S, show_default=True, metavar="SECONDS",
             type=click.FloatRange(0.001, 60.0),
-            help="Refuse to start if a durable write in --data-dir takes longer.",
+            help="Longest durable write in --data-dir; with --grpc a slower volume is refused.",
         ),
         click.option(
             "--store-root", "store_roots", multiple=True, metavar="DIR|s3://BUCKET/PREFIX",
@@ -224,7 +221,7 @@ _NODE: Final = _several(
 
 @click.command()
 @_MLX_LM
-@_IGNORED
+@options_of_mlx_lm
 @_SERVING
 @_NODE
 def serve(**options: Any) -> None:  # noqa: ANN401 - click's
@@ -239,9 +236,7 @@ def serve(**options: Any) -> None:  # noqa: ANN401 - click's
     """
     from node.shipped import require_model
 
-    for name in _OF_NO_USE:
-        if options[name.removeprefix("--").replace("-", "_")] is not None:
-            click.echo(f"kvnode: hint: {name} changes nothing here", err=True)
+    speak_of_mlx_lm(options)
     if options["fault_points"]:
         from node.fault_points import arm
 
@@ -268,9 +263,9 @@ def serve_config(options: dict[str, Any], folder: Path) -> ServeConfig:
     http = _http_options(options, alone=address is None)
     data_dir: Path | None = options["data_dir"]
     if address is not None:
-        for option in ("data_dir", "credentials", "directory"):
+        for option in _NEEDED:
             if options[option] is None:
-                raise UsageError(f"--grpc: needs --{option.replace('_', '-')}")
+                raise UsageError(f"--grpc: needs {_NEEDED[option]}")
     data_dir = data_dir or default_data_dir(folder)
     directory: str = options["directory"] or f"sqlite:{data_dir / 'directory.sqlite'}"
     return ServeConfig(

@@ -17,14 +17,16 @@ _NODE: Final = click.option(
     required=True,
     metavar="[NAME@]HOST:PORT",
     envvar="KVNODE_NODE",
-    help="The node to ask; default: $KVNODE_NODE.",
+    show_envvar=True,
+    help="The node to ask.",
 )
 _CREDENTIALS: Final = click.option(
     "--credentials",
     required=True,
     type=_FOLDER,
     envvar="KVNODE_CREDENTIALS",
-    help="A client's folder made by enroll or pair; default: $KVNODE_CREDENTIALS.",
+    show_envvar=True,
+    help="A client's folder made by enroll or pair.",
 )
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 

@@ -33,6 +33,7 @@ class NodeClient:
     def __init__(self, credentials_dir: Path, node: str, address: Address) -> None:
         credentials = load_credentials(credentials_dir)
         self.node = node
+        self._place = f"{node} at {address}"
         self._channel = open_channel(credentials, credentials.peer(node, Role.NODE), address)
         self._stub = session_pb2_grpc.SessionStub(self._channel)
 
@@ -164,21 +165,36 @@ class NodeClient:
         try:
             return await call(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise _error_of(error, self.node) from None
+            raise _error_of(error, self.node, self._place) from None
 
     async def _stream(self, call: Any, request: Any) -> AsyncIterator[Any]:  # noqa: ANN401
         try:
             async for event in call(request, timeout=WORK_S):
                 yield event
         except grpc.aio.AioRpcError as error:
-            raise _error_of(error, self.node) from None
+            raise _error_of(error, self.node, self._place) from None
 
 
-def _error_of(error: grpc.aio.AioRpcError, node: str) -> PeerAnswerError | PeerUnavailableError:
-    """The error of ours. A gate says no word of why it refuses, but it does answer."""
+def _error_of(
+    error: grpc.aio.AioRpcError, node: str, place: str
+) -> PeerAnswerError | PeerUnavailableError:
+    """The error of ours, with what a person can do about silence.
+
+    A gate says no word of why it refuses, but it does answer.
+    """
     found = peer_error(error, node)
-    if error.code() is grpc.StatusCode.PERMISSION_DENIED and isinstance(
-        found, PeerUnavailableError
-    ):
-        return PeerAnswerError(PeerRefusedError.reason, f"node {node}: refused this caller")
-    return found
+    if isinstance(found, PeerAnswerError):
+        return found
+    if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+        return PeerAnswerError(
+            PeerRefusedError.reason,
+            f"node {place}: refused this caller; pin its certificate there: kvnode pin "
+            "--credentials THAT-NODE --client THIS-CLIENT/node-cert.pem",
+        )
+    word = error.code().name.lower()
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return PeerUnavailableError(
+            f"node {place}: {word}: nobody answers there, or somebody else than {node}; is it "
+            "running, with this --grpc address, and pinned with its present certificate?"
+        )
+    return PeerUnavailableError(f"node {place}: {word}; its log says why")

@@ -186,6 +186,10 @@ def load_credentials(folder: Path) -> Credentials:
     Raises:
         CredentialsError: A file is missing, too open, a link, or they do not belong together.
     """
+    if not folder.is_dir():
+        raise CredentialsError(
+            f"{folder}: no such folder; kvnode enroll or kvnode pair makes credentials"
+        )
     peers = tuple(peer for role in Role for peer in read_pins(folder, role))
     return replace(_load_own(folder), peers=peers)
 

@@ -77,9 +77,16 @@ class Seen:
         """
         if generation == 1 and self._highest and directory_id not in self._highest:
             raise DirectoryWentBackError(
-                f"directory {directory_id.hex()[:8]}: another directory than before; if that is "
-                "meant, adopt it (kvnode directory adopt)"
+                f"directory {directory_id.hex()[:8]}: another directory than before: this data "
+                f"folder worked with {self._known()}. Start the node with the --directory of then "
+                "(a sqlite: path counts from where the node is started), or with another "
+                "--data-dir. If this directory is to take its place for good, adopt it once: "
+                "kvnode directory adopt URL, with the URL that is --directory here"
             )
+
+    def _known(self) -> str:
+        """The directories seen, for a person: the beginnings of their ids."""
+        return ", ".join(sorted(one.hex()[:8] for one in self._highest))
 
     async def note(self, directory_id: bytes, generation: int, revision: int) -> None:
         """Remember that this was seen.
@@ -188,7 +195,7 @@ class SeenDirectory:
         if (state.generation, state.revision) < (generation, revision):
             raise DirectoryWentBackError(
                 f"directory: at generation {state.generation}, revision {state.revision}, but "
-                f"{generation}, {revision} was seen; adopt it (kvnode directory adopt)"
+                f"{generation}, {revision} was seen; adopt it (kvnode directory adopt URL)"
             )
         await self._seen.note(state.directory_id, state.generation, state.revision)
         return state
@@ -206,7 +213,7 @@ class SeenDirectory:
         if token.generation < generation:
             raise DirectoryWentBackError(
                 f"directory: generation {token.generation} is below {generation}, which was seen "
-                "before; adopt it (kvnode directory adopt)"
+                "before; adopt it (kvnode directory adopt URL)"
             )
         await self._seen.note(token.directory_id, token.generation, token.revision)
         return token

@@ -7,9 +7,22 @@ message holds tokens, text or keys.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from kvpack.errors import EXIT_MISMATCH, EXIT_NOT_AUTHENTIC, EXIT_USAGE, KvpackError
+from kvpack.errors import (
+    EXIT_MISMATCH,
+    EXIT_NOT_AUTHENTIC,
+    EXIT_USAGE,
+    IdentityMismatchError,
+    KvpackError,
+    LayoutMismatchError,
+)
+
+#: Trailer of a move that failed: the stable word of what it failed for.
+CAUSE_KEY: Final = "kvpack-cause"
+
+#: What a command ends with EXIT_MISMATCH for, also where another node found it.
+_MISMATCHES: Final = (LayoutMismatchError, IdentityMismatchError)
 
 
 class NodeError(KvpackError):
@@ -94,6 +107,23 @@ class PeerAnswerError(NodeError):
         self.peer_reason = peer_reason
         self.hints = dict(hints or {})
         super().__init__(message)
+
+
+def cause_of(error: KvpackError) -> str:
+    """The stable word of what a move failed for, at whichever end; empty: nothing is behind it."""
+    cause = error.__cause__ if isinstance(error, TransferFailedError) else None
+    if isinstance(cause, PeerAnswerError):
+        return cause.peer_reason
+    return cause.reason if isinstance(cause, KvpackError) else ""
+
+
+def exit_code_of(error: KvpackError) -> int:
+    """What a command ends with: a mismatch is one, whichever node found it."""
+    if isinstance(error, PeerAnswerError):
+        words = (error.peer_reason, error.hints.get(CAUSE_KEY, ""))
+        if any(kind.reason in words for kind in _MISMATCHES):
+            return EXIT_MISMATCH
+    return error.exit_code
 
 
 class SessionNotFoundError(NodeError):

@@ -115,8 +115,11 @@ def _read(path: Path, forbidden_bits: int) -> bytes:
             raise CredentialsError(f"{path}: expected a regular file")
         if status.st_uid != os.geteuid():
             raise CredentialsError(f"{path}: belongs to another user")
-        if status.st_mode & forbidden_bits:
-            raise CredentialsError(f"{path}: mode {status.st_mode & 0o777:04o} is too open")
+        mode = status.st_mode & 0o777
+        if mode & forbidden_bits:
+            raise CredentialsError(
+                f"{path}: mode {mode:04o} is too open; chmod {mode & ~forbidden_bits:o} it"
+            )
         content = source.read(PRIVATE_FILE_BYTES_MAX + 1)
     if len(content) > PRIVATE_FILE_BYTES_MAX:
         raise CredentialsError(f"{path}: larger than {PRIVATE_FILE_BYTES_MAX} bytes")

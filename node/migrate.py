@@ -173,10 +173,13 @@ def _verdict(result: pb.MigrateResult) -> str:
 
 
 async def list_sessions(node: str, credentials_dir: Path, as_json: bool) -> int:
-    """Print the sessions of a node, one a line."""
+    """Print the sessions of a node, one a line, below what the columns are."""
     name, address = place(node, credentials_dir)
     async with NodeClient(credentials_dir, name, address) as client:
-        for one in await client.list_sessions():
+        sessions = await client.list_sessions()
+        if not as_json:
+            print("session\tposition\tnext_index\trevision\tphase")
+        for one in sessions:
             values = {
                 "session_id": one.session_id,
                 "position": one.position,

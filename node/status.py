@@ -163,6 +163,8 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: KvpackError
         log.warning("refused: %s", error)
         await context.abort(code_of(error), "refused")
     trailer = [(REASON_KEY, error.reason)]
+    if cause := node_errors.cause_of(error):
+        trailer.append((node_errors.CAUSE_KEY, cause))
     if isinstance(error, node_errors.SessionMovedError) and error.address:
         trailer += [(OWNER_KEY, error.owner), (OWNER_ADDRESS_KEY, error.address)]
     if isinstance(error, node_errors.SessionFrozenError | node_errors.NodeBusyError):

@@ -164,6 +164,8 @@ def _read(path: Path) -> ApiKeys:
 
 
 def _text(path: Path) -> str:
+    if not path.exists():
+        raise CredentialsError(f"{path}: no such file; kvnode apikey add makes it")
     try:
         return read_private(path).decode()
     except UnicodeDecodeError:

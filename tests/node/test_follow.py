@@ -155,7 +155,7 @@ def test_the_commands_open_move_copy_and_close_a_session(world, tmp_path):
                 line.split("\t")[0]
                 for line in (await call("session", "list", "--node", there)).splitlines()
             ]
-            assert listed == ["s", "s-copy"]
+            assert listed == ["session", "s", "s-copy"]
             # The old owner is asked, and the command follows.
             assert await call("session", "generate", "s", "--node", here, "--tokens", "8")
             assert (await target.sessions.find("s")).next_index >= 8

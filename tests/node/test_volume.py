@@ -11,9 +11,18 @@ import sys
 import pytest
 from node_support import run
 
+from node.config import Address
 from node.errors import FolderInUseError, UsageError, VolumeError
+from node.http.options import HttpOptions
 from node.server import running
-from node.volume import LOCK, VolumeBound, durable_reserve, held_alone, probe_volume
+from node.volume import (
+    LOCK,
+    VolumeBound,
+    durable_reserve,
+    held_alone,
+    probe_volume,
+    volume_bound,
+)
 
 
 class Disk:
@@ -49,7 +58,7 @@ def test_a_slow_volume_is_refused_by_name_with_what_was_measured(tmp_path):
         probe(tmp_path, disk)
     said = str(refused.value)
     assert str(tmp_path) in said and "write 3 took 700 ms, those before at most 8 ms" in said
-    assert "at most 100 ms" in said and "--volume-worst" in said
+    assert "at most 100 ms" in said and "--volume-worst 1.4" in said
     # Twice three writes, not twice twenty: a slow volume is not made to wait for.
     assert disk.writes == 6 and list(tmp_path.iterdir()) == []
     assert probe(tmp_path, disk, worst_s=0.71) == pytest.approx(0.7)
@@ -69,6 +78,19 @@ def test_a_volume_that_refuses_writes_says_why(tmp_path):
         probe_volume(tmp_path, VolumeBound(), full)
     with pytest.raises(VolumeError, match="the folder does not exist"):
         probe_volume(tmp_path / "gone", VolumeBound())
+
+
+def test_a_node_that_nobody_moves_sessions_to_answers_on_a_slow_volume_too(world, tmp_path):
+    served = world.config("source")
+    alone = dataclasses.replace(
+        served,
+        address=None,
+        volume_worst_s=0.1,
+        http=HttpOptions(Address("127.0.0.1", 0)),
+    )
+    disk = Disk(0.5)
+    assert probe_volume(tmp_path, volume_bound(alone), disk.reserve, disk.clock_s) == 0.5
+    assert volume_bound(served).worst_s == served.volume_worst_s
 
 
 def test_bounds_outside_their_range_are_usage_errors():

@@ -64,6 +64,15 @@ def test_options_of_mlx_lm_server_mean_what_they_mean_there(monkeypatch, tmp_pat
     assert config(monkeypatch, "--chat-template", "{{ x }}").serving.chat_template == "{{ x }}"
 
 
+def test_options_of_mlx_lm_server_that_change_no_answer_are_taken_and_said_so(monkeypatch):
+    monkeypatch.setattr("node.daemon.serve", lambda config, **_: None)
+    given = ("--draft-model", "x", "--num-draft-tokens", "3", "--trust-remote-code")
+    done = CliRunner().invoke(main, ["serve", "--model", str(TRAINED), *given])
+    assert done.exit_code == 0, done.output
+    for name in ("--draft-model", "--num-draft-tokens", "--trust-remote-code"):
+        assert f"{name} changes nothing here" in done.stderr
+
+
 def test_grpc_alone_has_no_http_port_and_needs_what_it_always_needed(monkeypatch, tmp_path):
     grpc = ["--grpc", "127.0.0.1:0", "--data-dir", str(tmp_path), "--credentials", str(tmp_path)]
     alone = config(monkeypatch, *grpc, "--directory", "sqlite:x")
@@ -84,7 +93,11 @@ def test_grpc_alone_has_no_http_port_and_needs_what_it_always_needed(monkeypatch
         (("--slots", "5"), "--slots"),
         (("--cache-bytes", "lots"), "lots"),
         (("--kv-bits", "4"), "--kv-bits"),
-        (("--adapter-path", "x"), "--adapter-path"),
+        (("--adapter-path", "x"), "mlx_lm.fuse"),
+        (("--chat-template-args", "{}"), "chat_template_kwargs"),
+        (("--use-default-chat-template",), "--chat-template FILE"),
+        (("--pipeline",), "--pipeline"),
+        (("--grpc", "127.0.0.1:0", "--data-dir", "x"), "kvnode enroll"),
     ],
 )
 def test_contradictions_and_options_that_would_change_answers_are_refused(arguments, named):
