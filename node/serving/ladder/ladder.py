@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from kvpack.errors import KvpackError
@@ -50,6 +51,9 @@ RESIDENT_BYTES: Final = 256 << 20
 #: Cuts that are tried one after the other where one cannot be read.
 TRIES_MAX: Final = 4
 
+#: Threads that look into the store for answers: each slot's, and that of a session that wakes.
+READERS: Final = 6
+
 #: How long an answer waits for the store to say where it may begin.
 FIND_S: Final = 5.0
 
@@ -87,6 +91,9 @@ class RowLadder:
         self._store = store
         self.accounts = Accounts()
         self._resident = Resident(resident_bytes)
+        # Of its own: a store that hangs must not take the threads of records and directory.
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="cuts")
+        self._is_closed = False
         self._lineages = Lineages()
         self._keeper = Keeper(
             store, budget or Budget(), self._resident,
@@ -132,13 +139,17 @@ class RowLadder:
     async def close(self, drain_s: float = DRAIN_S) -> None:
         """Make durable what waits, for so many seconds at most, and stop."""
         await self._keeper.close(drain_s)
+        self._is_closed = True
+        self._readers.shutdown(wait=False, cancel_futures=True)
         self._resident.clear()
 
     async def begin(
         self, tenant: str, token_ids: Sequence[int], *, reuse: bool = True, above: int = 0
     ) -> Base:
         """See :class:`node.serving.reuse.Ladder`."""
-        if reuse:
+        if self._is_closed:
+            base = await self._empty(MissReason.COLD)
+        elif reuse:
             base = await self._deepest(self._bindings(tenant), tuple(token_ids), above)
         else:
             base = await self._empty(MissReason.DISABLED)
@@ -288,14 +299,17 @@ class RowLadder:
         above: int,
         refused: frozenset[bytes],
     ) -> Found:
-        work = asyncio.to_thread(
-            find,
-            self._store,
-            binding,
-            token_ids,
-            above=above,
-            refused=refused,
-            tip_of=self._lineages.tip_of,
+        work = asyncio.get_running_loop().run_in_executor(
+            self._readers,
+            functools.partial(
+                find,
+                self._store,
+                binding,
+                token_ids,
+                above=above,
+                refused=refused,
+                tip_of=self._lineages.tip_of,
+            ),
         )
         try:
             async with asyncio.timeout(FIND_S):
@@ -305,7 +319,8 @@ class RowLadder:
             return Found(None, MissReason.COLD)
 
     async def _restored(self, binding: PackBinding, reader: CutReader) -> RestoredRows:
-        rows = await Restoring(self._engine, binding, reader, self._resident).run()
+        restoring = Restoring(self._engine, binding, reader, self._resident, self._readers)
+        rows = await restoring.run()
         self.accounts.restored_bytes += rows.plain_bytes
         self.accounts.restored_tokens += reader.cut.position
         self.accounts.memory_bytes += rows.memory_bytes

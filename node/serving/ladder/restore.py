@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -48,15 +49,22 @@ class Restoring:
         binding: Tells whether the rows are this node's own.
         reader: The cut.
         resident: Asked first, and given what was read.
+        readers: Threads that read.
     """
 
     def __init__(
-        self, engine: EngineThread, binding: PackBinding, reader: CutReader, resident: Resident
+        self,
+        engine: EngineThread,
+        binding: PackBinding,
+        reader: CutReader,
+        resident: Resident,
+        readers: Executor,
     ) -> None:
         self._engine = engine
         self._binding = binding
         self._reader = reader
         self._resident = resident
+        self._readers = readers
         self._layout = reader.cut.header.layout
         self._memory_bytes = 0
         self._disk_bytes = 0
@@ -74,11 +82,11 @@ class Restoring:
         require_engine_rows(manifest)
         rows = [reference for reference in manifest.references if reference.has_rows]
         batches = _batches(rows)
-        ahead = asyncio.ensure_future(asyncio.to_thread(self._load, next(batches, [])))
+        ahead = self._ahead(next(batches, []))
         try:
             installer = await engine.call(engine.model.installer, manifest.position)
             while tiles := await ahead:
-                ahead = asyncio.ensure_future(asyncio.to_thread(self._load, next(batches, [])))
+                ahead = self._ahead(next(batches, []))
                 await engine.call(_scatter, installer, tiles)
         finally:
             ahead.cancel()
@@ -87,6 +95,10 @@ class Restoring:
         generation = await engine.call(installer.finish, manifest.schedule, mixed=mixed)
         plain = sum(ref.used_spec().data_bytes(self._layout) for ref in rows)
         return RestoredRows(generation, plain, self._memory_bytes, self._disk_bytes)
+
+    def _ahead(self, references: Sequence[ChunkReference]) -> asyncio.Future[list[Tile]]:
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._readers, self._load, references)
 
     def _load(self, references: Sequence[ChunkReference]) -> list[Tile]:
         return [self._tile(reference) for reference in references]

@@ -288,6 +288,24 @@ def test_a_store_that_answers_too_late_is_a_miss(laddered, monkeypatch):
     laddered(work)
 
 
+def test_a_store_that_hangs_takes_no_thread_from_anybody_else(laddered, monkeypatch):
+    """Text, records and the directory go through the loop's own threads: a lease hangs on them."""
+    monkeypatch.setattr(ladder_module, "FIND_S", 0.05)
+    go_on = threading.Event()
+
+    async def work(place):
+        monkeypatch.setattr(ladder_module, "find", lambda *_, **__: go_on.wait(20))
+        try:
+            begun = await asyncio.gather(*(place.ladder.begin("ours", text(50)) for _ in range(40)))
+            assert all(base.position == 0 for base in begun)
+            async with asyncio.timeout(2):
+                assert await asyncio.to_thread(int) == 0
+        finally:
+            go_on.set()
+
+    laddered(work)
+
+
 def test_a_store_that_cannot_be_read_is_a_miss(laddered, monkeypatch):
     async def work(place):
         turn = await place.answer(text(300), 3)
