@@ -209,6 +209,18 @@ def until(found, seconds: float = 10.0, step: float = 0.02):
     raise AssertionError(f"nothing in {seconds} s (load {os.getloadavg()[0]:.1f})")
 
 
+def settled(node: NodeProcess, seconds: float = 20.0) -> None:
+    """Wait until no file of its store is new any more: cuts become durable in the background."""
+    seen = -1
+
+    def still() -> bool:
+        nonlocal seen
+        before, seen = seen, sum(1 for _ in (node.data_dir / "store").rglob("*"))
+        return seen == before
+
+    until(still, seconds, 0.5)
+
+
 def ask(url: str, method: str = "GET", body: bytes | None = None, **headers: str):
     """``(status, headers, body)`` of one request, made by the standard library."""
     request = urllib.request.Request(url, body, headers, method=method)  # noqa: S310

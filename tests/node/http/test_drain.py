@@ -76,8 +76,7 @@ def test_a_prompt_that_was_computed_before_a_kill_is_not_computed_again(tmp_path
             {"role": "assistant", "content": said.choices[0].message.content},
             {"role": "user", "content": "And then?"},
         ]
-        harness.until(lambda: any((data / "store").rglob("*")))
-        time.sleep(0.5)
+        harness.settled(node)
         node.kill()
     with harness.served(data) as node:
         client = openai.OpenAI(base_url=node.v1, api_key="x", max_retries=0, timeout=60)

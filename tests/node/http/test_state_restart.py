@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import time
 
 import harness
 import openai
@@ -15,9 +14,6 @@ from node.records.tables import pack_ids, unpack_ids
 FIELDS = {"model": "default_model", "max_output_tokens": 8}
 KEY = {"extra_headers": {"Idempotency-Key": "the-turn"}}
 LONG = "The sea was calm and the ship went on through the night. " * 12
-
-#: A store makes cuts durable in the background; a turn is acknowledged before.
-SETTLED_S = 20.0
 
 
 @contextlib.contextmanager
@@ -45,17 +41,6 @@ def say(client, conversation_id, text, **more):
     return client.responses.create(**asked, conversation=conversation_id, input=text)
 
 
-def settled(node):
-    """Wait until no file of the store is new any more."""
-    end, seen = time.monotonic() + SETTLED_S, -1
-    while time.monotonic() < end:
-        now = sum(1 for _ in (node.data_dir / "store").rglob("*"))
-        if now == seen:
-            return
-        seen = now
-        time.sleep(0.5)
-
-
 def evaluated(response):
     return response.to_dict()["kvpack"]["evaluated_tokens"]
 
@@ -67,7 +52,7 @@ def test_all_that_was_answered_is_there_after_kill_9(tmp_path):
         turn = say(client, name, "Who are you?", **KEY)
         chain = client.responses.create(**FIELDS, input=LONG + "And then?")
         empty = client.conversations.create()
-        settled(node)
+        harness.settled(node)
         node.kill()
 
     async def after():
