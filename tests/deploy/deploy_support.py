@@ -69,8 +69,8 @@ def commands_in(text: str) -> list[list[str]]:
         bare = line.strip()
         if bare.startswith("#"):
             continue
-        for part in re.split(r"\|\||&&|;|\bthen\b|\bdo\b", bare):
-            match = re.search(r"(?:^|[\s\"/}])(kvnode|kvpack)\s+([a-z].*)", part.strip())
+        for part in re.split(r"\|+|&&|;|\bthen\b|\bdo\b", bare):
+            match = re.search(r"(?:^|[\s\"/(])(kvnode|kvpack)\s+([a-z].*)", part.strip())
             if match:
                 words = shlex.split(re.sub(r"[0-9]?>+\s*\S+", "", match[2]), comments=True)
                 found.append([match[1], *[word for word in words if word != "&"]])

@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
+import ssl
+from pathlib import Path
 
 import pytest
 from harness import served
 
+from node import enroll
+from node.http.auth import add_key
 from node.notify import READY, STOPPING, notify
 
 
@@ -21,13 +25,35 @@ def manager(tmp_path):
         yield listener, str(tmp_path / "notify")
 
 
-def test_a_node_says_that_it_is_ready_once_it_answers_and_that_it_stops(
+def health(port: int, authority: Path, name: str) -> int:
+    """What a probe without an API key is answered, by the name in the certificate."""
+    context = ssl.create_default_context(cafile=str(authority))
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
+        context.wrap_socket(plain, server_hostname=name) as line,
+    ):
+        line.sendall(b"GET /health HTTP/1.1\r\nHost: 10.0.0.7:8080\r\nConnection: close\r\n\r\n")
+        return int(line.recv(100).split()[1])
+
+
+def test_a_node_says_that_it_is_ready_once_it_answers_probes_and_that_it_stops(
     manager, tmp_path, model_dir
 ):
     listener, place = manager
+    # As the deployed ones: the node's own pair for HTTPS, a file of API keys, all interfaces.
+    folder = tmp_path / "credentials"
+    enroll.enroll(tmp_path / "authority", folder, "node-a")
+    add_key(tmp_path / "api-keys", "prod")
+    options = (
+        *("--host", "0.0.0.0", "--api-key-file", str(tmp_path / "api-keys")),  # noqa: S104
+        *("--tls-cert", str(folder / enroll.NODE_CERTIFICATE)),
+        *("--tls-key", str(folder / enroll.NODE_KEY)),
+    )
     told = {"NOTIFY_SOCKET": place}
-    with served(tmp_path / "data", model=model_dir, environment=told) as node:
+    with served(tmp_path / "data", *options, model=model_dir, environment=told) as node:
         assert listener.recv(100) == READY.encode()
+        port = int(node.base_url.rsplit(":", 1)[1])
+        assert health(port, folder / enroll.AUTHORITY_CERTIFICATE, "node-a") == 200
         assert node.stop() == 0
     assert listener.recv(100) == STOPPING.encode()
 
