@@ -144,6 +144,7 @@ class SessionMovedError(SessionNotFoundError):
     reason = "session_moved"
 
     def __init__(self, session_id: str, owner: str, address: str) -> None:
+        self.session_id = session_id
         self.owner = owner
         self.address = address
         where = f"owned by node {owner}" if owner else "moved away"

@@ -274,6 +274,11 @@ async def _serve(
     if shared is not None:
         service = DirectoryService(shared, Gate(live))
         server.add_generic_rpc_handlers((service.handlers(),))
+    if node.entrance is not None:
+        # Not at the top: a node without the port imports nothing of it.
+        from node.relay.wiring import relaying
+
+        server.add_generic_rpc_handlers((relaying(node.entrance, node, live),))
     if fitting.services is not None:
         fitting.services(server, node)
     await server.start()

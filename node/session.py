@@ -65,6 +65,7 @@ class Session(Stream):
             computes them, or brings them back from where they are kept (:meth:`wake`).
         woken: Where it was brought back from last; None: never.
         pinned: Readers of its rows that do not hold the lock: it does not fall asleep.
+        writers: Requests that make a turn in it, true as a whole or not at all: a move waits.
         used: When it was held last, as a number that grows.
         rewrites: How often known tokens were replaced here. Whoever reads rows or tokens without
             the lock has read two contexts if it changes meanwhile.
@@ -92,6 +93,7 @@ class Session(Stream):
         self.asleep = False
         self.woken: Base | None = None
         self.pinned = 0
+        self.writers = 0
         self.used = 0
         self.rewrites = 0
 

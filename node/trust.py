@@ -64,6 +64,8 @@ _EVERYBODY: Final = frozenset({Role.NODE, Role.CLIENT})
 POLICY: Final[Mapping[str, frozenset[Role]]] = {
     "node.v1.Migration": frozenset({Role.NODE}),
     "node.v1.Session": frozenset({Role.CLIENT}),
+    # What is passed on could as well be asked for by the Session service: as a client.
+    "node.v1.Relay": frozenset({Role.CLIENT}),
     # Only a node that was started with --share-directory has it.
     "node.v1.Directory": frozenset({Role.NODE}),
     # Only a node that was started by "kvnode bench serve" has it.

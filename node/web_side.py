@@ -17,6 +17,8 @@ from node.http.listen import listening
 from node.http.routes import ENDPOINTS
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from node.config import Address, ServeConfig
     from node.engine_thread import EngineThread
     from node.server import Node
@@ -36,11 +38,13 @@ class Entrance:
         config: What the node was told.
         door: Who comes in.
         address: Where it is, with the port that it got.
+        app: The routes behind the door.
     """
 
     config: ServeConfig
     door: Door
     address: Address
+    app: ASGIApp
 
     @property
     def url(self) -> str:
@@ -70,7 +74,7 @@ class Entrance:
             app = make_app(door, ENDPOINTS)
             address = await stack.enter_async_context(listening(config.http, app))
             door.desk.watcher.address = str(address)
-            yield cls(config, door, address)
+            yield cls(config, door, address, app)
 
     @contextlib.asynccontextmanager
     async def serving(

@@ -18,6 +18,9 @@ BODY_BYTES_MAX: Final = 8 << 20
 #: How long a client may take to send it.
 BODY_S: Final = 30.0
 
+#: Where the body of a request is kept that may have to be passed on; only there if it may.
+KEPT_BODY: Final = "kvpack.body"
+
 #: Larger bodies are decoded on a worker thread: the loop has answers to stream.
 _BESIDE_BYTES: Final = 64 << 10
 
@@ -28,6 +31,9 @@ async def read_body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     Raises:
         ApiError: 413 where it is longer than ``bytes_max``, 408 where it comes too slowly.
     """
+    kept = request.scope.get(KEPT_BODY)
+    if isinstance(kept, bytes):
+        return kept
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared) > bytes_max:
         raise _too_large(bytes_max)
@@ -45,6 +51,8 @@ async def read_body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> bytes:
         ) from None  # fmt: skip
     except ClientDisconnect:
         raise ApiError(400, "client_gone", "body: the connection ended inside it") from None
+    if KEPT_BODY in request.scope:
+        request.scope[KEPT_BODY] = bytes(body)
     return bytes(body)
 
 

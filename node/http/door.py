@@ -20,20 +20,24 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from starlette.requests import Request
 
 from kvpack.errors import KvpackError
-from node.http.access import Access, Call, Caller, Endpoint
+from node.errors import SessionMovedError
+from node.http.access import Access, Answer, Call, Caller, Endpoint
 from node.http.audit import Audit
 from node.http.auth import LiveKeys, key_of
+from node.http.body import KEPT_BODY
 from node.http.errors import ApiError, Refusal, broken, refusal_of, unavailable
 from node.http.hangup import ClientGone
 from node.http.limits import HEAD_BYTES_MAX, IN_FLIGHT_MAX
 from node.http.options import HttpOptions
 from node.http.origin import check_host, check_origin
 from node.http.quota import Quotas
+from node.relay.values import RELAYED, Here, Relayed
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from node.http.desk import Desk
+    from node.relay.passing import Relay
     from node.serving.serving import Serving
 
 _T = TypeVar("_T")
@@ -42,6 +46,9 @@ log = logging.getLogger(__name__)
 
 #: In every answer. No browser is to guess that one is a page.
 _HEADERS: Final = ((b"x-content-type-options", b"nosniff"),)
+
+#: How often a session may turn out to have come here while a request was about to be passed on.
+_HERE_MAX: Final = 3
 
 #: How often a drain looks whether all answers are given.
 _LOOK_S: Final = 0.05
@@ -103,6 +110,7 @@ class Door:
             request does not feel it.
         refusal_observers: The same with the stable word of each refusal.
         stopping: Set once the node is to stop: streams without an end end then.
+        relay: Passes on what is about another node's sessions; None: nobody does.
     """
 
     def __init__(self, options: HttpOptions, default_tenant: str) -> None:
@@ -113,6 +121,7 @@ class Door:
         self.observers: list[Callable[[Served], None]] = []
         self.refusal_observers: list[Callable[[str], None]] = []
         self.stopping = asyncio.Event()
+        self.relay: Relay | None = None
         self._keys = None if options.api_key_file is None else LiveKeys(options.api_key_file)
         self._default_tenant = default_tenant
         self._desk: Desk | None = None
@@ -177,6 +186,12 @@ class Door:
         """
         if access is Access.PUBLIC:
             return Caller("", is_admin=False)
+        relayed = request.scope.get(RELAYED)
+        if isinstance(relayed, Relayed):
+            # Another node asked for the key; it speaks for one tenant, and for no administrator.
+            if access is not Access.TENANT:
+                raise ApiError(403, "admin_only", "not for a request that was passed on")
+            return Caller(relayed.tenant, is_admin=False)
         if self._keys is None:
             check_host(request.headers, self.options.address.host)
             return Caller(self._default_tenant, is_admin=True)
@@ -258,7 +273,7 @@ class Guarded:
             caller = door.caller(request, endpoint.access)
             with door.inside(endpoint, caller):
                 call = Call(request, door, caller, told.request_id)
-                answer = await endpoint.handler(call)
+                answer = await self._handled(call)
                 await answer(request.scope, request.receive, told)
         except ClientGone:
             log.info("%s: the client has gone", endpoint.path)
@@ -273,6 +288,26 @@ class Guarded:
             if told.status is None:
                 await broken().response()(request.scope, request.receive, told)
             raise
+
+    async def _handled(self, call: Call) -> Answer:
+        """What this node answers, or, where another one owns the session, what that one does."""
+        relay, scope = self._door.relay, call.request.scope
+        if relay is None or RELAYED in scope or self._endpoint.access is not Access.TENANT:
+            return await self._endpoint.handler(call)
+        scope[KEPT_BODY] = None
+        for _ in range(_HERE_MAX):
+            try:
+                return await self._endpoint.handler(call)
+            except KvpackError as error:
+                moved = error if isinstance(error, SessionMovedError) else error.__cause__
+                if not isinstance(moved, SessionMovedError):
+                    raise
+                answer = await relay.pass_on(call, moved)
+                if answer is None:
+                    raise
+            if not isinstance(answer, Here):
+                return answer
+        raise unavailable("session_frozen", "the session is being handed over")
 
 
 def _check_head(request: Request) -> None:

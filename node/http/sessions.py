@@ -346,7 +346,7 @@ async def _find(call: Call) -> Session:
             headers["x-kvpack-address"] = error.address
         raise ApiError(
             HTTPStatus.MISDIRECTED_REQUEST, error.reason, str(error), headers=headers
-        ) from None  # fmt: skip
+        ) from error  # fmt: skip
 
 
 def _name(call: Call) -> str:

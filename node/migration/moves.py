@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -37,6 +38,12 @@ EVENTS_MAX: Final = 64
 
 #: How long a live session is waited for before more of it is sent instead.
 FREEZE_WAIT_S: Final = 5.0
+
+#: How long a move waits for a turn that is being made, which it would undo under a reader's eyes.
+#: Half the time after which a target gives a transfer up that does not come on.
+TURN_WAIT_S: Final = 30.0
+
+_TURN_LOOK_S: Final = 0.02
 
 #: How long a stopping node waits for its moves to end by themselves.
 STOP_S: Final = 10.0
@@ -292,6 +299,8 @@ class Moves:
         async with contextlib.AsyncExitStack() as stack:
 
             async def freeze() -> bool:
+                if moving and not await _turn_made(session, turn_end_s):
+                    return False
                 try:
                     await stack.enter_async_context(sessions.hold(session_id, token, FREEZE_WAIT_S))
                 except SessionFrozenError:
@@ -300,12 +309,15 @@ class Moves:
                 return True
 
             session = await sessions.find(session_id)
+            turn_end_s = time.monotonic() + TURN_WAIT_S
             live = not token_ids and (session.lock.locked() or session.is_worked_off)
             if live:
                 sessions.require_token(session, token)
                 stack.enter_context(_pinned(session))
                 tape = Tape(self.binding.layout)
             else:
+                while moving and not await _turn_made(session, turn_end_s):
+                    continue
                 await stack.enter_async_context(sessions.hold(session_id, token))
                 await engine.call(session.extend, token_ids)
                 tape = Tape.known(self.binding.layout, max(1, session.next_index - 1))
@@ -368,6 +380,19 @@ class Moves:
                 _log_moved(outcome)
             else:
                 log.info("a copy ended: node %s: %s", outcome.order.target, outcome.error)
+
+
+async def _turn_made(session: Session, end_s: float) -> bool:
+    """Wait for a turn that is being made, for as long as a freeze waits; whether it is over.
+
+    After ``end_s`` nobody waits for it any more: its request fails, and has changed nothing.
+    """
+    look_end_s = time.monotonic() + FREEZE_WAIT_S
+    while session.writers and time.monotonic() < end_s:
+        if time.monotonic() >= look_end_s:
+            return False
+        await asyncio.sleep(_TURN_LOOK_S)
+    return True
 
 
 @contextlib.contextmanager

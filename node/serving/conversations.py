@@ -142,7 +142,11 @@ class Conversations:
                     f"conversation {name}: expected revision {expected_revision}, "
                     f"found {record.revision}"
                 )
-            yield Writing(record, session)
+            session.writers += 1
+            try:
+                yield Writing(record, session)
+            finally:
+                session.writers -= 1
         finally:
             self._writing.discard(name)
 
