@@ -9,6 +9,7 @@ from node_support import World
 
 from node.client import NodeClient
 from node.config import Address
+from node.placement.notice import notice_name
 from node.serving.remote import ProducerOrder, RemotePrefill
 from node.transient import is_transient
 from node.trust import Role, pin
@@ -64,7 +65,9 @@ async def left_over(*nodes) -> list[str]:
         found += [offer.session_id for offer in node.transfers.open_offers()]
         owned = await node.sessions.directory.owned_by(node.name)
         found += [entry.session_id for entry in owned]
-    return [name for name in found if is_transient(name)]
+    # What a node says of itself stands under such a name, too, for as long as the node runs.
+    notices = {notice_name(node.name) for node in nodes}
+    return [name for name in found if is_transient(name) and name not in notices]
 
 
 async def cold(node, tokens):
