@@ -1,12 +1,17 @@
 """What a network computes anew in every layer and at every step, though it cannot have changed.
 
-Two things, each replaced by the same operations done once, so that no bit changes:
+Two things, each replaced by the same operations done once, so that no bit changes, and a third,
+where operations that stand together become one:
 
 - *Offset norms* scale by one plus a weight, and add the one at each call. Here it is added when the
   model is loaded.
 - *Angles.* Where the backend has no kernel for RoPE of its own, MLX builds it from a dozen
   operations, and all but the last few depend on the position alone. Layers that turn alike share
   them here, queries and keys too, for calls of one token: for chunks the share is not worth it.
+- *Norms.* Where there is no kernel for them either, MLX builds each from thirteen operations, half
+  of all in a step. For one token they are three here: MLX compiles what stands before and after the
+  sum into one operation each. A compiler may contract what MLX rounds twice, so whether the bits
+  are the same is tried before they are used.
 
 A tiny model's step is made of such operations: each costs microseconds whatever it computes. What
 is shared is a function of position and dtype, so no session, restored or not, can tell.
@@ -20,10 +25,17 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.positional_encoding import RoPE
 
 #: Positions and dtypes at which shared angles must give the bits of MLX's own before they are used.
 _TRIED_POSITIONS = (0, 1, 4_095, 70_001)
+
+#: Norms at which compiled ones must.
+_TRIED_DIMS = 192
+_TRIED_EPS = 1e-3
+#: In single precision some of so many show a product and a sum that were rounded at once.
+_TRIED_ROWS = 200
 
 
 class OffsetNorm:
@@ -44,6 +56,48 @@ class OffsetNorm:
     def __call__(self, x: mx.array) -> mx.array:
         """``x`` ``[..., dim]``, normed."""
         return mx.fast.rms_norm(x, self.scale, self.eps)
+
+
+def _squares(x: mx.array) -> mx.array:
+    return mx.square(x.astype(mx.float32))
+
+
+def _scaled(
+    x: mx.array, total: mx.array, share: mx.array, eps: mx.array, scale: mx.array
+) -> mx.array:
+    root = mx.rsqrt(total * share + eps)
+    return (x.astype(mx.float32) * root).astype(x.dtype) * scale
+
+
+#: One operation each, for all norms: what differs between them is given.
+_COMPILED_SQUARES: Any = mx.compile(_squares)
+_COMPILED_SCALED: Any = mx.compile(_scaled)
+
+
+class QuickNorm:
+    """A layer's RMS norm that takes a single token through three operations."""
+
+    __slots__ = ("_eps", "_own", "_scale", "_share")
+
+    def __init__(self, own: OffsetNorm | RMSNorm) -> None:
+        """Stand in for ``own``."""
+        scale = own.scale if isinstance(own, OffsetNorm) else own.weight
+        # Of the token's own rank: nothing is left to be broadcast.
+        self._scale = scale[None, None]
+        self._share = mx.array([[[1.0 / scale.size]]], mx.float32)
+        self._eps = mx.array([[[own.eps]]], mx.float32)
+        self._own = own
+        mx.eval(self._scale, self._share, self._eps)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """``x`` ``[batch, tokens, dim]``, normed."""
+        scale = self._scale
+        if x.shape != scale.shape or x.dtype != scale.dtype:
+            normed: mx.array = self._own(x)
+            return normed
+        total = mx.sum(_COMPILED_SQUARES(x), axis=-1, keepdims=True)
+        quick: mx.array = _COMPILED_SCALED(x, total, self._share, self._eps, scale)
+        return quick
 
 
 class Angles:
@@ -109,7 +163,7 @@ class SharedRope:
 
 
 def fold(
-    network: Module, offset_norms: Sequence[type[Module]], dtype: mx.Dtype, *, share_angles: bool
+    network: Module, offset_norms: Sequence[type[Module]], dtype: mx.Dtype, *, no_kernels: bool
 ) -> None:
     """Replace what can be computed once, in place. The results of ``network`` keep every bit.
 
@@ -117,17 +171,20 @@ def fold(
         network: As loaded and cast; its norms leave its parameters.
         offset_norms: Classes whose call is an RMS norm by ``1 + weight``.
         dtype: Of the rows that RoPE turns.
-        share_angles: Whether MLX builds RoPE from single operations here.
+        no_kernels: Whether MLX builds RoPE and norms from single operations here.
     """
     shared: dict[tuple[int, float, float], Angles] = {}
+    norm: Any = QuickNorm if no_kernels and _same_norms() else lambda own: own
     # Bound first: strict mypy refuses a direct call of an untyped function.
     named_modules: Any = network.named_modules
     for _, parent in named_modules():
         children: list[tuple[str, Any]] = list(parent.items())
         for name, child in children:
             if type(child) in offset_norms:
-                setattr(parent, name, OffsetNorm(child.weight, child.eps))
-            elif share_angles and type(child) is RoPE:
+                setattr(parent, name, norm(OffsetNorm(child.weight, child.eps)))
+            elif type(child) is RMSNorm:
+                setattr(parent, name, norm(child))
+            elif no_kernels and type(child) is RoPE:
                 key = (child.dims, child.base, child.scale)
                 rope = SharedRope(child, shared.setdefault(key, Angles(child)))
                 if _same_bits(child, rope, dtype):
@@ -137,6 +194,34 @@ def fold(
 def _same_bits(own: RoPE, shared: SharedRope, dtype: mx.Dtype) -> bool:
     """Whether MLX still builds RoPE as it is built here; another version may not."""
     x = (mx.arange(own.dims, dtype=mx.float32) / 7.0 - 1.0).astype(dtype)[None, None, None]
-    pairs = [(own(x, offset=at), shared(x, offset=at)) for at in _TRIED_POSITIONS]
+    return _all_same([(own(x, offset=at), shared(x, offset=at)) for at in _TRIED_POSITIONS])
+
+
+def _same_norms() -> bool:
+    """Whether compiled norms have the bits of MLX's own here; without a compiler there are none.
+
+    Tried in single precision, too: halves hide most of what is rounded otherwise.
+    """
+    pairs = []
+    for dtype, count in ((mx.float32, _TRIED_ROWS), (mx.float16, 16), (mx.bfloat16, 16)):
+        own = RMSNorm(_TRIED_DIMS, _TRIED_EPS)
+        own.weight = _spread(0, 1.0).astype(dtype)
+        quick = QuickNorm(own)
+        # From far below eps to far above it: where one of the two outweighs, rounding hides it.
+        rows = [_spread(row, 0.01 * 1.02**row).astype(dtype)[None, None] for row in range(count)]
+        pairs += [(own(x), quick(x)) for x in rows]
+    try:
+        return _all_same(pairs)
+    except RuntimeError:
+        return False
+
+
+def _spread(row: int, size: float) -> mx.array:
+    """``[dims]`` of numbers of about ``size`` that have no pattern; others in each row."""
+    return size * mx.sin(mx.arange(_TRIED_DIMS, dtype=mx.float32) * (row + 1.7)) + size / 3.0
+
+
+def _all_same(pairs: Sequence[tuple[mx.array, mx.array]]) -> bool:
     words = [(left.view(mx.uint8), right.view(mx.uint8)) for left, right in pairs]
-    return all(mx.array_equal(left, right).item() for left, right in words)
+    same: list[Any] = [mx.array_equal(left, right) for left, right in words]
+    return all(one.item() for one in same)

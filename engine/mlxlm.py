@@ -100,9 +100,9 @@ def load_model(
     probed = _probe(network, fields, architecture)
     tokenizer = _load_tokenizer(found.folder, chat_template)
     layout, planes = probed.layout, plane_layout or DEFAULT_PLANE_LAYOUT
-    # Only MLX's GPU backends have a kernel for RoPE.
+    # Only MLX's GPU backends have kernels for RoPE and norms.
     on_cpu = backend.backend_name() == "cpu"
-    fold(network, _OFFSET_NORMS, mlx_dtype(layout.encoding), share_angles=on_cpu)
+    fold(network, _OFFSET_NORMS, mlx_dtype(layout.encoding), no_kernels=on_cpu)
     template = getattr(tokenizer, "chat_template", None)
     return Model(
         LoadedParts(
