@@ -132,7 +132,7 @@ def test_a_node_that_cannot_start_says_why_in_one_line(stage, tmp_path):
         "config.json": ("--model", str(tmp_path / "empty")),
         "no-such-model": ("--model", str(tmp_path / "no-such-model")),
         "node-key.pem": ("--credentials", str(tmp_path / "empty")),
-        "sqlite:PATH": ("--directory", "etcd://x"),
+        "sqlite:PATH": ("--directory", "redis://x"),
         "HOST:PORT": ("--grpc", "7411"),
         "directory": ("--directory", f"sqlite:{tmp_path / 'no' / 'folder'}"),
     }
