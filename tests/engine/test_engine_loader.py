@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from engine_support import HEAD, ModelCase, tokens, write_model
@@ -288,6 +289,22 @@ def test_numerics_name_what_decides_a_sampled_token(
         other = engine.load_model(folder).numerics()
     assert head.first_difference(other)[0] == "numpy_kernels"
     assert dict(other.values)["numpy_kernels"] == "exp=baseline(X86_V2)"
+
+
+def test_numerics_name_what_fused_operations_make_of_numbers(
+    load: Load, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLX compiles them at run time: with another compiler they may round another way."""
+    head = load(ModelCase()).numerics()
+    assert len(dict(head.values)["compiled"]) == 8
+
+    def once_rounded(left: mx.array, right: mx.array) -> mx.array:
+        wide = left.astype(mx.float32), right.astype(mx.float32)
+        return (wide[0] * mx.sigmoid(wide[0]) * wide[1] + wide[0]).astype(left.dtype)
+
+    monkeypatch.setattr(fingerprint, "_fused", once_rounded)
+    other = engine.load_model(model_folder(ModelCase())).numerics()
+    assert head.first_difference(other)[0] == "compiled"
 
 
 def test_file_digests_are_cached_and_notice_changes(tmp_path: Path) -> None:
