@@ -92,13 +92,12 @@ class EventStream:
             # Closed from the outermost in: none is left to the garbage collector.
             events = await stack.enter_async_context(contextlib.aclosing(self._events))
             guarded = await stack.enter_async_context(contextlib.aclosing(self._guarded(events)))
-            parts = await stack.enter_async_context(
-                contextlib.aclosing(_with_pings(guarded, leaving))
+            line = _Line(send)
+            await line.write_bounded(start)
+            await line.carry(guarded, leaving)
+            await line.write_bounded(
+                {"type": "http.response.body", "body": b"", "more_body": False}
             )
-            await _write(send, start)
-            async for part in parts:
-                await _write(send, {"type": "http.response.body", "body": part, "more_body": True})
-            await _write(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _guarded(self, events: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """The events, and if they end in an error, that as the last one."""
@@ -113,40 +112,83 @@ class EventStream:
             yield self._on_error(broken())
 
 
-async def _with_pings(
-    events: AsyncIterator[bytes], leaving: asyncio.Task[None]
-) -> AsyncGenerator[bytes, None]:
-    """The events, and a comment whenever none came for a while.
+class _Line:
+    """The way to the reader. One task carries all events: a task for each cost more than the event.
 
-    Raises:
-        ClientGone: ``leaving`` is done.
+    Whoever made it watches: the reader may go, stop to read, or hear nothing for too long.
     """
-    while True:
-        following = asyncio.ensure_future(anext(events))
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._turn = asyncio.Lock()
+        self._clock = asyncio.get_running_loop().time
+        self._is_writing = False
+        # When the write began that is under way, or else the last one ended.
+        self._since_s = self._clock()
+
+    async def carry(self, events: AsyncIterator[bytes], leaving: asyncio.Task[None]) -> None:
+        """Send the events, and a comment whenever none came for a while.
+
+        Raises:
+            ClientGone: ``leaving`` is done, or the client does not read.
+        """
+        carrying = asyncio.create_task(self._each(events))
         try:
-            while not following.done():
+            while not carrying.done():
+                limit_s = WRITE_S if self._is_writing else PING_S
+                rest_s = self._since_s + limit_s - self._clock()
+                if rest_s <= 0:
+                    await self._overdue()
+                    continue
+                # A write that begins meanwhile is not waited for longer than any.
                 await asyncio.wait(
-                    {following, leaving}, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED
+                    {carrying, leaving},
+                    timeout=min(rest_s, WRITE_S),
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
                 if leaving.done():
                     raise ClientGone
-                if not following.done():
-                    yield _PING
-            part = following.result()
-        except StopAsyncIteration:
-            return
+            carrying.result()
         finally:
-            await stopped(following)
-        yield part
+            await stopped(carrying)
+
+    async def write_bounded(self, message: dict[str, object]) -> None:
+        """One write that nobody watches.
+
+        Raises:
+            ClientGone: The client does not read.
+        """
+        try:
+            async with asyncio.timeout(WRITE_S):
+                await self._write(message)
+        except TimeoutError:
+            raise _unread() from None
+
+    async def _each(self, events: AsyncIterator[bytes]) -> None:
+        async for part in events:
+            await self._write(_body(part))
+
+    async def _overdue(self) -> None:
+        if self._is_writing:
+            raise _unread()
+        await self.write_bounded(_body(_PING))
+
+    async def _write(self, message: dict[str, object]) -> None:
+        async with self._turn:
+            self._is_writing, self._since_s = True, self._clock()
+            try:
+                await self._send(message)
+            finally:
+                self._is_writing, self._since_s = False, self._clock()
 
 
-async def _write(send: Send, message: dict[str, object]) -> None:
-    try:
-        async with asyncio.timeout(WRITE_S):
-            await send(message)
-    except TimeoutError:
-        log.info("a reader did not read for %.0f s: cut off", WRITE_S)
-        raise ClientGone from None
+def _body(part: bytes) -> dict[str, object]:
+    return {"type": "http.response.body", "body": part, "more_body": True}
+
+
+def _unread() -> ClientGone:
+    log.info("a reader did not read for %.0f s: cut off", WRITE_S)
+    return ClientGone()
 
 
 def _nothing() -> None:
