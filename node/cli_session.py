@@ -139,6 +139,20 @@ def list_command(node: str, credentials: Path, as_json: bool) -> None:
     _run(list_sessions(node, credentials, as_json))
 
 
+@session.command()
+@_NODE
+@_CREDENTIALS
+@_JSON
+def versions(node: str, credentials: Path, as_json: bool) -> None:
+    """Print the node's version, and which versions of the protocol it moves sessions by.
+
+    Two nodes move sessions to one another if their ranges meet.
+    """
+    from node.migrate import show_versions
+
+    _run(show_versions(node, credentials, as_json))
+
+
 @session.command("open")
 @click.argument("session_id", metavar="SESSION")
 @_NODE

@@ -284,6 +284,15 @@ class ConsentError(NodeError):
     exit_code = EXIT_MISMATCH
 
 
+class ProtocolVersionError(NodeError):
+    """The two nodes have no version of the protocol in common, or a transfer began by another one.
+
+    Nothing was moved: the session stays where it is. Upgrade the older of the two.
+    """
+
+    reason = "protocol_version"
+
+
 class ProbeError(NodeError):
     """Numerics are equal, yet the boundary call gave other logits: nothing was installed."""
 

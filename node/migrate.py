@@ -21,6 +21,7 @@ from node.credentials import Role, load_credentials
 from node.errors import UsageError
 from node.follow import FollowingClient
 from node.migration.report import as_object
+from node.migration.versions import named, read_minors
 from node.pb.v1 import session_pb2 as pb
 from node.placement.auto import AUTO, auto_target
 from node.session import check_session_id
@@ -189,6 +190,23 @@ async def list_sessions(node: str, credentials_dir: Path, as_json: bool) -> int:
             }
             text = json.dumps(values) if as_json else "\t".join(map(str, values.values()))
             print(text)
+    return EXIT_GOOD
+
+
+async def show_versions(node: str, credentials_dir: Path, as_json: bool) -> int:
+    """Print the version of a node, and those of the protocol that it speaks."""
+    name, address = place(node, credentials_dir)
+    async with NodeClient(credentials_dir, name, address) as client:
+        told = await client.describe()
+    minors = read_minors(told.protocol)
+    values = {
+        "node": told.node,
+        "version": told.version,
+        "protocol_lowest": named(minors.lowest),
+        "protocol_highest": named(minors.highest),
+    }
+    text = json.dumps(values) if as_json else f"{told.node}: kvpack {told.version}, moves {minors}"
+    print(text)
     return EXIT_GOOD
 
 

@@ -14,6 +14,7 @@ from node.migration.journal import TransferKey
 from node.migration.messages import read_inventory, read_key, read_offer
 from node.migration.table import TargetState
 from node.migration.target import Transfers
+from node.migration.versions import answer
 from node.migration.wire import SERVICE, Piece, decode_piece, token_message
 from node.pb.v1 import migration_pb2 as pb
 from node.status import refuse
@@ -66,12 +67,14 @@ class MigrationService:
         inbound = await self._transfers.prepare(read_offer(request, self._caller(context)))
         exact = pb.CONTINUATION_EXACT if inbound.exact else pb.CONTINUATION_COMPATIBLE
         receiver = inbound.receiver
-        return pb.PrepareReply(
+        reply = pb.PrepareReply(
             received_objects=receiver.objects,
             continuation=exact,
             durable_objects=receiver.durable_objects,
             held_seal_ids=receiver.held_seal_ids,
         )
+        answer(reply, inbound.minor)
+        return reply
 
     async def push(self, pieces: AsyncIterator[bytes], context: _Context) -> pb.PushReply:
         opening: TransferKey | None = None

@@ -28,6 +28,7 @@ from node.migration.moves import Moves
 from node.migration.orders import Source
 from node.migration.restore import Restorer
 from node.migration.target import Transfers
+from node.migration.versions import OURS, Minors
 from node.placement.wiring import placed
 from node.recover import recover
 from node.sessions import Sessions
@@ -98,12 +99,14 @@ class Fitting:
         spools: Whether what arrives is written to disk before it is owned.
         tier: Opens the store of cuts; None: nothing is kept.
         services: Adds services of its own to the server.
+        speaks: Versions of the protocol; other ones stand for another release.
     """
 
     load: Callable[[ServeConfig], Awaitable[EngineThread]] = _load
     spools: bool = True
     tier: Callable[[ServeConfig, PackBinding], Tier | None] = _open_tier
     services: Callable[[grpc.aio.Server, Node], None] | None = None
+    speaks: Minors = OURS
 
 
 SERVED: Final = Fitting()
@@ -215,6 +218,7 @@ def _target(
     return Target(
         sessions, sessions.engine, binding, journal, config.data_dir / SPOOL,
         config.transfer_lease_s, fitting.spools, fitting.tier(config, binding),
+        speaks=fitting.speaks,
     )  # fmt: skip
 
 
@@ -222,7 +226,10 @@ def _source(config: ServeConfig, target: Target, live: LiveCredentials | None) -
     """What sessions go out of."""
     resume_s = RESUME_SHARE * config.transfer_lease_s
     connect = grpc_side.connector(live)
-    return Source(target.sessions, target.engine, target.binding, target.journal, connect, resume_s)
+    return Source(
+        target.sessions, target.engine, target.binding, target.journal, connect, resume_s,
+        target.speaks,
+    )  # fmt: skip
 
 
 async def _remember(

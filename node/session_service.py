@@ -21,6 +21,7 @@ from node.migration.moves import TARGETS_MAX, Moves, OfTarget, Targets
 from node.migration.orders import Moved, Order, Progress
 from node.migration.park import ParkOrder
 from node.migration.restore import RestoreOrder
+from node.migration.versions import minors_message
 from node.migration.wire import token_message, token_value
 from node.pb.v1 import session_pb2 as pb
 from node.pb.v1 import session_pb2_grpc
@@ -109,6 +110,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
             vocab_size=model.vocab_size,
             window_tokens=model.window_tokens,
             version=kvpack.__version__,
+            protocol=minors_message(self._moves.source.speaks),
         )
 
     @_answering

@@ -45,6 +45,7 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     kvpack_errors.IdentityMismatchError: _Code.FAILED_PRECONDITION,
     kvpack_errors.IncompleteError: _Code.FAILED_PRECONDITION,
     node_errors.ConsentError: _Code.FAILED_PRECONDITION,
+    node_errors.ProtocolVersionError: _Code.FAILED_PRECONDITION,
     node_errors.ProbeError: _Code.FAILED_PRECONDITION,
     node_errors.SessionStateError: _Code.FAILED_PRECONDITION,
     node_errors.StaleTokenError: _Code.FAILED_PRECONDITION,

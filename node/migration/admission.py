@@ -34,6 +34,7 @@ from node.migration.held import HeldFile, HeldObjects, NothingHeld
 from node.migration.journal import Entry, Journal, TransferKey
 from node.migration.messages import Offer, read_offer
 from node.migration.spool import NoSpool, Pack, Spool, left_over
+from node.migration.versions import OURS, Minors, Speaker, here
 from node.pb.v1 import migration_pb2 as pb
 from node.sessions import Sessions
 from node.tier import Tier
@@ -51,7 +52,7 @@ class Target:
 
     ``spools`` is False only where what arrives may be lost with a restart, as in a measurement.
     Without a ``tier`` nothing is held but what an interrupted transfer left. ``guests`` are the
-    sessions that remote prefills wait for.
+    sessions that remote prefills wait for, ``speaks`` the versions of the protocol.
     """
 
     sessions: Sessions
@@ -63,6 +64,12 @@ class Target:
     spools: bool = True
     tier: Tier | None = None
     guests: Guests = field(default_factory=Guests)
+    speaks: Minors = OURS
+
+    @property
+    def speaker(self) -> Speaker:
+        """This end, as refusals name it."""
+        return here(self.sessions.node, self.speaks)
 
     def new_pack(self, path: Path, header_bytes: bytes) -> Pack:
         """Where the objects of one transfer go."""

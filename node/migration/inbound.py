@@ -50,12 +50,20 @@ class Inbound:
         offer: What Prepare said.
         base: The token from which the commit's compare-and-swap starts: the source's in a move,
             this node's own claim in a copy.
+        minor: The version of the protocol that both ends speak in it.
     """
 
     def __init__(
-        self, offer: Offer, base: OwnershipToken, receiver: Receiver, spool: Path, exact: bool
+        self,
+        offer: Offer,
+        base: OwnershipToken,
+        receiver: Receiver,
+        spool: Path,
+        exact: bool,
+        minor: int,
     ) -> None:
         self.offer = offer
+        self.minor = minor
         self.base = base
         self.receiver = receiver
         self.lock = asyncio.Lock()

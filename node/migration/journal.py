@@ -43,7 +43,7 @@ _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS seen (
         epoch INTEGER NOT NULL, source TEXT NOT NULL, number INTEGER NOT NULL,
         digest BLOB NOT NULL, session_id TEXT NOT NULL, state TEXT NOT NULL,
-        request BLOB NOT NULL,
+        request BLOB NOT NULL, minor INTEGER NOT NULL DEFAULT 0,
         PRIMARY KEY (epoch, source, number)) STRICT, WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS held (
         session_id TEXT PRIMARY KEY, pack TEXT NOT NULL) STRICT, WITHOUT ROWID""",
@@ -81,6 +81,7 @@ class Entry:
         session_id: Which session.
         state: How it stands, as far as that is durable.
         request: The Prepare message; empty once the transfer has ended.
+        minor: The version of the protocol that was chosen for it.
     """
 
     key: TransferKey
@@ -88,6 +89,7 @@ class Entry:
     session_id: str
     state: TargetState
     request: bytes = field(default=b"", repr=False)
+    minor: int = 0
 
     def __post_init__(self) -> None:
         limits.check_range("entry.digest", len(self.digest), DIGEST_BYTES, DIGEST_BYTES, "bytes")
@@ -137,6 +139,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         try:
             self._database = Database(path, _APPLICATION_ID, _SCHEMA)
+            self._database.run(_add_minor)
         except DatabaseUnavailable as error:
             raise JournalError(f"journal {path}: {error}") from error
 
@@ -155,7 +158,12 @@ class Journal:
         return await self._run(work)
 
     async def reserve(
-        self, key: TransferKey, digest: bytes, session_id: str, request: bytes = b""
+        self,
+        key: TransferKey,
+        digest: bytes,
+        session_id: str,
+        request: bytes = b"",
+        minor: int = 0,
     ) -> Verdict:
         """Enter a Prepare. The one durable write of a transfer that its start has to wait for.
 
@@ -163,7 +171,7 @@ class Journal:
             ReplayError: The number is spent, or was used for another Prepare.
             NodeBusyError: Too many are open.
         """
-        entry = Entry(key, digest, session_id, TargetState.OPEN, request)
+        entry = Entry(key, digest, session_id, TargetState.OPEN, request, minor)
         return await self._run(lambda connection: _reserve(connection, entry))
 
     async def record(self, key: TransferKey, state: TargetState, pack: str = "") -> None:
@@ -240,13 +248,20 @@ class Journal:
 
 
 _ENDED: Final = (TargetState.COMMITTED.value, TargetState.ABORTED.value)
-_COLUMNS: Final = "epoch, source, number, digest, session_id, state, request"
+_COLUMNS: Final = "epoch, source, number, digest, session_id, state, request, minor"
 
 
-def _entry(row: tuple[int, str, int, bytes, str, str, bytes]) -> Entry:
-    epoch, source, number, digest, session_id, state, request = row
+def _add_minor(connection: sqlite3.Connection) -> None:
+    """Widen a file that a version before 1.1 made. Such a version goes on with the wider one."""
+    columns = connection.execute("PRAGMA table_info(seen)").fetchall()
+    if "minor" not in [name for _, name, *_ in columns]:
+        connection.execute("ALTER TABLE seen ADD COLUMN minor INTEGER NOT NULL DEFAULT 0")
+
+
+def _entry(row: tuple[int, str, int, bytes, str, str, bytes, int]) -> Entry:
+    epoch, source, number, digest, session_id, state, request, minor = row
     key = TransferKey(epoch, source, number)
-    return Entry(key, digest, session_id, TargetState(state), request)
+    return Entry(key, digest, session_id, TargetState(state), request, minor)
 
 
 def _find(connection: sqlite3.Connection, key: TransferKey) -> Entry | None:
@@ -272,8 +287,16 @@ def _reserve(connection: sqlite3.Connection, entry: Entry) -> Verdict:
     verdict = judge(floor, _find(connection, key), int(open_count), key.number, entry.digest)
     if verdict is Verdict.NEW:
         connection.execute(
-            f"INSERT INTO seen ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - constant
-            (*pair, key.number, entry.digest, entry.session_id, entry.state.value, entry.request),
+            f"INSERT INTO seen ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - constant
+            (
+                *pair,
+                key.number,
+                entry.digest,
+                entry.session_id,
+                entry.state.value,
+                entry.request,
+                entry.minor,
+            ),
         )
         _raise_floor(connection, pair, max(floor, key.number - REPLAY_SPAN))
     return verdict

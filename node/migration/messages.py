@@ -13,6 +13,7 @@ from kvpack.identity import NumericsFingerprint
 from kvpack.wire import decode_numerics
 from node.directory import NONCE_BYTES, OwnershipToken
 from node.migration.journal import TransferKey
+from node.migration.versions import Speaker, read_minors
 from node.migration.wire import token_value
 from node.pb.v1 import migration_pb2 as pb
 from node.session import check_session_id
@@ -41,6 +42,7 @@ class Offer:
         growing: The cut is named later, in the stream.
         token_chunks: TOKEN_IDS chunk objects, by which a delta is found; not opened yet.
         request: The message as it came: what a restart has to know of it.
+        speaker: What the source speaks.
     """
 
     key: TransferKey
@@ -56,6 +58,7 @@ class Offer:
     growing: bool
     token_chunks: tuple[bytes, ...]
     request: bytes
+    speaker: Speaker
 
     @property
     def claim_nonce(self) -> bytes:
@@ -111,6 +114,7 @@ def read_offer(request: pb.PrepareRequest, source: str) -> Offer:
         growing=request.growing,
         token_chunks=tuple(request.token_chunks),
         request=encoded,
+        speaker=Speaker(source, read_minors(request.protocol), request.node_version),
     )
 
 
@@ -134,6 +138,7 @@ class Inventory:
         object_bytes: Their bytes.
         boundary_digest: 32 bytes over the boundary call's logits.
         boundary_logits: FINAL_LOGITS chunk object, or empty.
+        minor: The version by which it says that all was sent.
     """
 
     digest: bytes
@@ -142,6 +147,7 @@ class Inventory:
     object_bytes: int
     boundary_digest: bytes
     boundary_logits: bytes
+    minor: int
 
     def __post_init__(self) -> None:
         length = len(self.boundary_digest)
@@ -161,4 +167,5 @@ def read_inventory(request: pb.SealRequest) -> Inventory:
         object_bytes=request.object_bytes,
         boundary_digest=request.boundary_digest,
         boundary_logits=request.boundary_logits,
+        minor=request.protocol_minor,
     )

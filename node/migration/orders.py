@@ -15,6 +15,7 @@ from node.config import Address
 from node.engine_thread import EngineThread
 from node.migration.journal import Journal
 from node.migration.timeline import Timeline
+from node.migration.versions import OURS, Minors, Speaker, here
 from node.pb.v1 import migration_pb2 as pb
 from node.sessions import Sessions
 
@@ -30,7 +31,10 @@ RESUME_S: Final = 45.0
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What every move of one node needs. ``resume_s``: how long a target may be out of reach."""
+    """What every move of one node needs.
+
+    ``resume_s``: how long a target may be out of reach; ``speaks``: versions of the protocol.
+    """
 
     sessions: Sessions
     engine: EngineThread
@@ -38,6 +42,12 @@ class Source:
     journal: Journal
     connect: Callable[[str, Address], grpc.aio.Channel]
     resume_s: float = RESUME_S
+    speaks: Minors = OURS
+
+    @property
+    def speaker(self) -> Speaker:
+        """This end, as refusals name it."""
+        return here(self.sessions.node, self.speaks)
 
 
 @dataclass(frozen=True, slots=True)

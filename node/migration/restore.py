@@ -36,7 +36,7 @@ from node.errors import (
     SessionNotFoundError,
     SessionStateError,
 )
-from node.migration import wire
+from node.migration import versions, wire
 from node.migration.admission import Target
 from node.migration.inbound import Outcome
 from node.migration.journal import TransferKey
@@ -141,10 +141,12 @@ class Restorer:
         with contextlib.ExitStack() as stack:
             await asyncio.to_thread(stack.enter_context, stores.pinned())
             cut = await asyncio.to_thread(stores.open)
-            key = await self._prepare(cut, stores, order)
+            key, minor = await self._prepare(cut, stores, order)
             try:
                 await self._transfers.push(key, cut.pieces())
-                await self._transfers.seal(key, read_inventory(cut.seal_request(self._target)))
+                seal = cut.seal_request(self._target)
+                seal.protocol_minor = minor
+                await self._transfers.seal(key, read_inventory(seal))
                 outcome = await self._commit(key)
             except KvpackError:
                 # What nobody knew is settled by it, and may be settled well.
@@ -154,16 +156,20 @@ class Restorer:
         sizes = [reference.object_bytes for reference in cut.references]
         return Restored(stores.identity, stores.cut_id, len(sizes), sum(sizes), outcome)
 
-    async def _prepare(self, cut: _Cut, stores: _Stored, order: RestoreOrder) -> TransferKey:
+    async def _prepare(
+        self, cut: _Cut, stores: _Stored, order: RestoreOrder
+    ) -> tuple[TransferKey, int]:
+        """The transfer's name and the version of the protocol: this node's own, on both ends."""
         # One number after the other: of two the later one must not come to the ledger first.
         async with self._numbering:
             epoch = self._target.binding.key.epoch
             count = await self._target.journal.next_number(stores.owner, epoch)
             number = (count << _RANDOM_BITS) + secrets.randbits(_RANDOM_BITS)
             request = cut.prepare_request(order, wire.transfer_ref(epoch, number), stores.token)
+            versions.state(request, self._target.speaker)
             offer = read_offer(request, stores.owner)
-            await self._transfers.prepare(offer)
-        return offer.key
+            inbound = await self._transfers.prepare(offer)
+        return offer.key, inbound.minor
 
     async def _commit(self, key: TransferKey) -> Outcome:
         patience = Patience(ASK_S)

@@ -32,7 +32,7 @@ from node.errors import (
     StaleTokenError,
     TransferFailedError,
 )
-from node.migration import wire
+from node.migration import versions, wire
 from node.migration.feed import Fed, Feed, Holding
 from node.migration.orders import (
     WAIT_FIRST_S,
@@ -102,6 +102,7 @@ class Move:
         self._token = session.token
         self._wait_s = WAIT_FIRST_S
         self._compatible = False
+        self._minor: int | None = None
         self._connect()
         self._effects: Mapping[SourceEffect, Callable[[], Awaitable[SourceEvent | None]]] = {
             SourceEffect.PREPARE: self._prepare,
@@ -199,6 +200,7 @@ class Move:
             fault_points.reach("source.prepare.before")
             reply = await self._ask(self._stub.prepare, request, PREPARE_S)
             fault_points.reach("source.prepare.after")
+            self._agree(reply)
             if reply.received_objects > self._holding.received:
                 self._patience.renew()
             self._holding = Holding(reply.received_objects, frozenset(reply.held_seal_ids))
@@ -213,6 +215,15 @@ class Move:
         self._timeline.resumed += again
         self._compatible = reply.continuation == pb.CONTINUATION_COMPATIBLE
         return SourceEvent.PREPARED
+
+    def _agree(self, reply: pb.PrepareReply) -> None:
+        target, before = self._order.target, self._minor
+        self._minor = versions.require_answer(self._source.speaker, target, reply, before)
+        if before is None:
+            log.info(
+                "move of %s to %s: by %s, kvpack %s there", self._session.session_id, target,
+                versions.named(self._minor), reply.node_version or "of another version",
+            )  # fmt: skip
 
     async def _new_request(self) -> pb.PrepareRequest:
         binding, session, order = self._source.binding, self._session, self._order
@@ -231,6 +242,7 @@ class Move:
         )
         if not order.copy_as:
             request.token.CopyFrom(wire.token_message(session.token))
+        versions.state(request, self._source.speaker)
         return request
 
     @property
@@ -284,6 +296,8 @@ class Move:
             objects=len(fed.references),
             object_bytes=fed.object_bytes,
             boundary_digest=logits.digest(),
+            # 0 by version 1.0, and then it is not sent.
+            protocol_minor=self._minor or versions.FIRST,
         )
         if self._compatible:
             # The numerics differ: drift can only be measured on the logits themselves.

@@ -51,6 +51,7 @@ from node.migration.table import (
     TargetEvent,
     TargetState,
 )
+from node.migration.versions import choose, named, require_kept, require_sealed
 from node.migration.wire import Piece
 from node.transient import is_transient
 
@@ -81,6 +82,7 @@ class Transfers(Book):
         """Reserve memory, a private file and a ledger entry for a transfer, or refuse.
 
         Raises:
+            ProtocolVersionError: No version in common, or it began by one that is not spoken here.
             IdentityMismatchError: Another model, tokenizer or tenant; also LayoutMismatchError.
             ConsentError: The numerics differ and nobody consented.
             StaleTokenError: The source does not own the session by that token.
@@ -93,6 +95,7 @@ class Transfers(Book):
 
     async def _prepare(self, offer: Offer) -> Inbound:
         self._target.sessions.lease.require()
+        minor = choose(self._target.speaker, offer.speaker)
         check_kind(self._target, offer)
         async with self._preparing:
             known = self._inbound.get(offer.key)
@@ -102,16 +105,27 @@ class Transfers(Book):
             held = await self._supersede(offer)
             try:
                 self._check_room()
-                verdict = await self._target.journal.reserve(
-                    offer.key, offer.digest, offer.session_id, offer.request
-                )
-                if verdict is not Verdict.NEW:
-                    raise ReplayError(f"{offer.key}: its memory was lost with a restart")
+                await self._reserve(offer, minor)
                 fault_points.reach("target.reserve.after")
-                return await self._begin(offer, TargetEvent.PREPARE, held)
+                return await self._begin(offer, TargetEvent.PREPARE, held, minor)
             except BaseException:
                 held.close()
                 raise
+
+    async def _reserve(self, offer: Offer, minor: int) -> None:
+        journal = self._target.journal
+        try:
+            verdict = await journal.reserve(
+                offer.key, offer.digest, offer.session_id, offer.request, minor
+            )
+        except ReplayError:
+            entry = await journal.find(offer.key)
+            if entry is not None and entry.state is TargetState.ABORTED:
+                # A start that does not speak its version ended it: that is what to say of it.
+                require_kept(self._target.speaker, entry.minor, str(offer.key))
+            raise
+        if verdict is not Verdict.NEW:
+            raise ReplayError(f"{offer.key}: its memory was lost with a restart")
 
     async def reload(self, entry: Entry) -> bool:
         """Open a transfer again that a restart interrupted, with what its spool still holds.
@@ -125,6 +139,7 @@ class Transfers(Book):
         if offer is None or not found:
             return False
         try:
+            minor = require_kept(self._target.speaker, entry.minor, str(entry.key))
             check_kind(self._target, offer)
             await check_owner(self._target, offer)
             self._check_room()
@@ -132,7 +147,7 @@ class Transfers(Book):
                 # From a start that was interrupted: it holds less of the same, under the name
                 # that this start needs.
                 shorter.unlink(missing_ok=True)
-            inbound = await self._begin(offer, TargetEvent.RELOAD, NothingHeld())
+            inbound = await self._begin(offer, TargetEvent.RELOAD, NothingHeld(), minor)
         except KvpackError as error:
             log.warning("%s: not reopened after a restart: %s", entry.key, error)
             return False
@@ -305,7 +320,9 @@ class Transfers(Book):
             known.end_stream()
         return known
 
-    async def _begin(self, offer: Offer, event: TargetEvent, held: HeldObjects) -> Inbound:
+    async def _begin(
+        self, offer: Offer, event: TargetEvent, held: HeldObjects, minor: int
+    ) -> Inbound:
         target, key = self._target, offer.key
         path = target.spool_dir / spool_name(key)
         base: OwnershipToken | None = None
@@ -325,11 +342,14 @@ class Transfers(Book):
             await target.journal.record(key, TargetState.ABORTED)
             raise
         exact = target.binding.owns(offer.numerics)
-        inbound = Inbound(offer, base, receiver, path, exact)
+        inbound = Inbound(offer, base, receiver, path, exact, minor)
         inbound.step(event)
         self._inbound[key] = inbound
         self._forget_ended()
-        log.info("%s: open, session %s, %d tokens", key, offer.session_id, offer.position)
+        log.info(
+            "%s: open, session %s, %d tokens, by %s", key, offer.session_id, offer.position,
+            named(minor),
+        )  # fmt: skip
         return inbound
 
     async def _take_at_once(self, inbound: Inbound, number: int, piece: Piece) -> bool:
@@ -366,6 +386,7 @@ class Transfers(Book):
                 return inbound.receiver.objects
             inbound.require(TargetEvent.SEAL)
             try:
+                require_sealed(inbound.minor, inventory.minor)
                 inbound.require_no_stream()
                 await inbound.accept(inventory, self._target.engine.model.vocab_size)
                 fault_points.reach("target.gate.after")

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from node.pb.v1 import ownership_pb2 as _ownership_pb2
+from node.pb.v1 import protocol_pb2 as _protocol_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -119,6 +120,8 @@ class PrepareRequest(_message.Message):
     ACCEPT_COMPATIBLE_FIELD_NUMBER: _builtins.int
     GROWING_FIELD_NUMBER: _builtins.int
     TOKEN_CHUNKS_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    NODE_VERSION_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """its name on the target"""
     mode: Global___Mode.ValueType
@@ -132,6 +135,8 @@ class PrepareRequest(_message.Message):
     """consent to a continuation that is not bit-exact"""
     growing: _builtins.bool
     """the session is live: a piece names the cut later"""
+    node_version: _builtins.str
+    """the source's program, for logs and refusals"""
     @_builtins.property
     def transfer(self) -> Global___TransferRef: ...
     @_builtins.property
@@ -141,6 +146,10 @@ class PrepareRequest(_message.Message):
     @_builtins.property
     def token_chunks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """TOKEN_IDS chunk objects: what a delta may be measured by"""
+
+    @_builtins.property
+    def protocol(self) -> _protocol_pb2.ProtocolRange:
+        """what the source speaks; absent: 1.0 alone"""
 
     def __init__(
         self,
@@ -155,10 +164,12 @@ class PrepareRequest(_message.Message):
         accept_compatible: _builtins.bool = ...,
         growing: _builtins.bool = ...,
         token_chunks: _abc.Iterable[_builtins.bytes] | None = ...,
+        protocol: _protocol_pb2.ProtocolRange | None = ...,
+        node_version: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token", "transfer", b"transfer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "token", b"token", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "growing", b"growing", "mode", b"mode", "numerics", b"numerics", "pack_header", b"pack_header", "position", b"position", "session_id", b"session_id", "token", b"token", "token_chunks", b"token_chunks", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "growing", b"growing", "mode", b"mode", "node_version", b"node_version", "numerics", b"numerics", "pack_header", b"pack_header", "position", b"position", "protocol", b"protocol", "session_id", b"session_id", "token", b"token", "token_chunks", b"token_chunks", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,12 +183,18 @@ class PrepareReply(_message.Message):
     CONTINUATION_FIELD_NUMBER: _builtins.int
     DURABLE_OBJECTS_FIELD_NUMBER: _builtins.int
     HELD_SEAL_IDS_FIELD_NUMBER: _builtins.int
+    PROTOCOL_MINOR_FIELD_NUMBER: _builtins.int
+    NODE_VERSION_FIELD_NUMBER: _builtins.int
     received_objects: _builtins.int
     """objects of this transfer already taken, in the order sent"""
     continuation: Global___Continuation.ValueType
     """the best that numerics permit; the probe has the last word"""
     durable_objects: _builtins.int
     """how many of them would outlive a power cut here"""
+    protocol_minor: _builtins.int
+    """the version that both speak from here on; absent: 1.0"""
+    node_version: _builtins.str
+    """the target's program; from 1.1 on"""
     @_builtins.property
     def held_seal_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """32 bytes each: objects that need only be named, not sent"""
@@ -189,10 +206,12 @@ class PrepareReply(_message.Message):
         continuation: Global___Continuation.ValueType = ...,
         durable_objects: _builtins.int = ...,
         held_seal_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        protocol_minor: _builtins.int = ...,
+        node_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "durable_objects", b"durable_objects", "held_seal_ids", b"held_seal_ids", "received_objects", b"received_objects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "durable_objects", b"durable_objects", "held_seal_ids", b"held_seal_ids", "node_version", b"node_version", "protocol_minor", b"protocol_minor", "received_objects", b"received_objects"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -263,6 +282,7 @@ class SealRequest(_message.Message):
     OBJECT_BYTES_FIELD_NUMBER: _builtins.int
     BOUNDARY_DIGEST_FIELD_NUMBER: _builtins.int
     BOUNDARY_LOGITS_FIELD_NUMBER: _builtins.int
+    PROTOCOL_MINOR_FIELD_NUMBER: _builtins.int
     manifest: _builtins.bytes
     """stored manifest and its MAC, as in the bundle"""
     objects: _builtins.int
@@ -273,6 +293,8 @@ class SealRequest(_message.Message):
     """32 bytes over the logits of the boundary call on the source"""
     boundary_logits: _builtins.bytes
     """FINAL_LOGITS chunk object; only where numerics differ"""
+    protocol_minor: _builtins.int
+    """what Prepare was answered with; from 1.1 on"""
     @_builtins.property
     def transfer(self) -> Global___TransferRef: ...
     def __init__(
@@ -284,10 +306,11 @@ class SealRequest(_message.Message):
         object_bytes: _builtins.int = ...,
         boundary_digest: _builtins.bytes = ...,
         boundary_logits: _builtins.bytes = ...,
+        protocol_minor: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary_digest", b"boundary_digest", "boundary_logits", b"boundary_logits", "manifest", b"manifest", "object_bytes", b"object_bytes", "objects", b"objects", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary_digest", b"boundary_digest", "boundary_logits", b"boundary_logits", "manifest", b"manifest", "object_bytes", b"object_bytes", "objects", b"objects", "protocol_minor", b"protocol_minor", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from node.pb.v1 import ownership_pb2 as _ownership_pb2
+from node.pb.v1 import protocol_pb2 as _protocol_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -63,6 +64,7 @@ class DescribeReply(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     pid: _builtins.int
     model: _builtins.str
@@ -71,6 +73,11 @@ class DescribeReply(_message.Message):
     vocab_size: _builtins.int
     window_tokens: _builtins.int
     version: _builtins.str
+    """of the program"""
+    @_builtins.property
+    def protocol(self) -> _protocol_pb2.ProtocolRange:
+        """of moves; absent: 1.0 alone"""
+
     def __init__(
         self,
         *,
@@ -81,10 +88,11 @@ class DescribeReply(_message.Message):
         vocab_size: _builtins.int = ...,
         window_tokens: _builtins.int = ...,
         version: _builtins.str = ...,
+        protocol: _protocol_pb2.ProtocolRange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "model", b"model", "node", b"node", "pid", b"pid", "version", b"version", "vocab_size", b"vocab_size", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "model", b"model", "node", b"node", "pid", b"pid", "protocol", b"protocol", "version", b"version", "vocab_size", b"vocab_size", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
