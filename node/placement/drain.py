@@ -25,7 +25,8 @@ from node.placement.choosing import plan_drain
 from node.placement.moving import fleet_of, held_by, move_one, named
 from node.placement.values import NodeState, Plan, Step
 
-#: Moves at once at most. One stream fills a link; a second one hides the waits of the first.
+#: Moves at once at most. One by default: where processors are the limit a second one takes from the
+#: first, and a session is without an owner for longer than its own move would take (twice, on 2).
 PARALLEL_MAX: Final = 16
 
 #: Tries of one session; each goes to a node that has not failed yet, where there is one.
@@ -66,7 +67,7 @@ class DrainOrder:
     credentials_dir: Path
     accept_compatible: bool = False
     compress: bool = False
-    parallel: int = 2
+    parallel: int = 1
     timeout_s: float = 3600.0
 
     def __post_init__(self) -> None:
