@@ -100,6 +100,58 @@ class QuickNorm:
         return quick
 
 
+class QuickAttention:
+    """Muse's attention, whose norms of queries and keys take a single token as quickly.
+
+    They have no weight: the factor of the queries stands in its place, and one in that of the keys.
+    """
+
+    __slots__ = ("_eps", "_own", "_scales", "_share", "layer_type")
+
+    def __init__(self, own: Any, dtype: mx.Dtype) -> None:  # noqa: ANN401 - mlx-lm's, duck-typed
+        """Stand in for ``own``."""
+        self.layer_type = own.layer_type
+        self._own = own
+        self._share = mx.array([[[[1.0 / own.head_dim]]]], mx.float32)
+        self._eps = mx.array([[[[own.eps]]]], mx.float32)
+        self._scales = [mx.array([[[[by]]]], dtype) for by in (own.qk_scale_factor, 1.0)]
+        mx.eval(self._share, self._eps, self._scales)
+
+    def __call__(
+        self,
+        x: mx.array,
+        mask: mx.array | str | None = None,
+        cache: Any = None,  # noqa: ANN401
+    ) -> mx.array:
+        """``x`` ``[batch, tokens, dim]``, attended to what ``cache`` holds and itself."""
+        own, scales = self._own, self._scales
+        if x.shape[:2] != (1, 1) or x.dtype != scales[0].dtype or mask is not None or cache is None:
+            attended: mx.array = own(x, mask, cache)
+            return attended
+        dim, at = own.head_dim, cache.offset
+        queries = own.q_proj(x).reshape(1, 1, own.n_heads, dim)
+        keys = own.k_proj(x).reshape(1, 1, own.n_kv_heads, dim)
+        values = own.v_proj(x).reshape(1, 1, own.n_kv_heads, dim).transpose(0, 2, 1, 3)
+        queries, keys = (
+            self._normed(rows, by).transpose(0, 2, 1, 3)
+            for rows, by in zip((queries, keys), scales, strict=True)
+        )
+        if own.use_rope:
+            queries, keys = own.rope(queries, offset=at), own.rope(keys, offset=at)
+        keys, values = cache.update_and_fetch(keys, values)
+        seen = mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=own.scale, mask=None
+        )
+        seen = seen.transpose(0, 2, 1, 3).reshape(1, 1, -1)
+        gated: mx.array = own.o_proj(seen * mx.sigmoid(own.gate_proj(x)))
+        return gated
+
+    def _normed(self, rows: mx.array, scale: mx.array) -> mx.array:
+        total = mx.sum(_COMPILED_SQUARES(rows), axis=-1, keepdims=True)
+        normed: mx.array = _COMPILED_SCALED(rows, total, self._share, self._eps, scale)
+        return normed
+
+
 class Angles:
     """Cosines and sines of one position, for layers whose RoPE has these parameters."""
 
@@ -163,7 +215,12 @@ class SharedRope:
 
 
 def fold(
-    network: Module, offset_norms: Sequence[type[Module]], dtype: mx.Dtype, *, no_kernels: bool
+    network: Module,
+    offset_norms: Sequence[type[Module]],
+    dtype: mx.Dtype,
+    *,
+    no_kernels: bool,
+    attentions: Sequence[type[Module]] = (),
 ) -> None:
     """Replace what can be computed once, in place. The results of ``network`` keep every bit.
 
@@ -172,9 +229,11 @@ def fold(
         offset_norms: Classes whose call is an RMS norm by ``1 + weight``.
         dtype: Of the rows that RoPE turns.
         no_kernels: Whether MLX builds RoPE and norms from single operations here.
+        attentions: Classes that are Muse's attention.
     """
     shared: dict[tuple[int, float, float], Angles] = {}
-    norm: Any = QuickNorm if no_kernels and _same_norms() else lambda own: own
+    is_quick = no_kernels and _same_norms()
+    norm: Any = QuickNorm if is_quick else lambda own: own
     # Bound first: strict mypy refuses a direct call of an untyped function.
     named_modules: Any = network.named_modules
     for _, parent in named_modules():
@@ -184,6 +243,8 @@ def fold(
                 setattr(parent, name, norm(OffsetNorm(child.weight, child.eps)))
             elif type(child) is RMSNorm:
                 setattr(parent, name, norm(child))
+            elif is_quick and type(child) in attentions:
+                setattr(parent, name, QuickAttention(child, dtype))
             elif no_kernels and type(child) is RoPE:
                 key = (child.dims, child.base, child.scale)
                 rope = SharedRope(child, shared.setdefault(key, Angles(child)))

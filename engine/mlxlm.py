@@ -17,6 +17,7 @@ from huggingface_hub.errors import StrictDataclassError
 from mlx.utils import tree_map_with_path
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.gemma3_text import RMSNorm as GemmaNorm
+from mlx_lm.models.muse_glimmer import Attention as MuseAttention
 from mlx_lm.models.muse_glimmer import CenteredRMSNorm
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import load_model as load_network
@@ -102,7 +103,8 @@ def load_model(
     layout, planes = probed.layout, plane_layout or DEFAULT_PLANE_LAYOUT
     # Only MLX's GPU backends have kernels for RoPE and norms.
     on_cpu = backend.backend_name() == "cpu"
-    fold(network, _OFFSET_NORMS, mlx_dtype(layout.encoding), no_kernels=on_cpu)
+    rows = mlx_dtype(layout.encoding)
+    fold(network, _OFFSET_NORMS, rows, no_kernels=on_cpu, attentions=(MuseAttention,))
     template = getattr(tokenizer, "chat_template", None)
     return Model(
         LoadedParts(
