@@ -31,6 +31,7 @@ from node.session import Phase, Session, check_session_id
 from node.sessions import Sessions
 from node.status import refuse
 from node.tier import Tier
+from node.transient import check_lasting
 
 if TYPE_CHECKING:
     from engine import DecodingState
@@ -138,7 +139,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
     @_answering
     async def Open(self, request: pb.OpenRequest, context: _Context) -> pb.SessionReply:
         decoding = decoding_of(request.sampling) if request.HasField("sampling") else None
-        return _reply(await self._sessions.open(request.session_id, decoding))
+        name = check_lasting(request.session_id)
+        return _reply(await self._sessions.open(name, decoding))
 
     @_answering
     async def Get(self, request: pb.GetRequest, context: _Context) -> pb.SessionReply:
@@ -250,7 +252,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         order = RestoreOrder(
             check_session_id(request.session_id),
             request.store,
-            request.restore_as and check_session_id(request.restore_as),
+            request.restore_as and check_lasting(check_session_id(request.restore_as)),
             request.accept_compatible,
         )
         restored = await self._depot.restore(order)

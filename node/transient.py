@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Final
 
-from kvpack.errors import KvpackError
+from kvpack.errors import KvpackError, LimitError
 from node.errors import TransferStateError
 
 #: No conversation may be called so.
@@ -29,6 +29,17 @@ def transient_name() -> str:
 def is_transient(session_id: str) -> bool:
     """Whether a session of that name exists for one remote prefill."""
     return session_id.startswith(PREFIX)
+
+
+def check_lasting(session_id: str) -> str:
+    """Return ``session_id`` if it may be the name of a client's session.
+
+    Raises:
+        LimitError: Such names are this node's own.
+    """
+    if is_transient(session_id):
+        raise LimitError("session_id", f"a name that does not begin with {PREFIX}", "one that does")
+    return session_id
 
 
 class Guests:

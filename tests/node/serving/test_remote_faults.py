@@ -359,3 +359,15 @@ def test_only_names_of_transient_sessions_are_lent(world):
             assert "s" not in producer.sessions
 
     run(work())
+
+
+def test_no_client_opens_a_session_under_a_name_of_the_nodes_own(world):
+    async def work():
+        async with producing(world) as (producer, _, __):
+            where = world.credentials(CONSUMER), PRODUCER, producer.address
+            async with NodeClient(*where) as client:
+                with pytest.raises(PeerAnswerError, match="does not begin with transient"):
+                    await client.open(transient_name())
+            assert not len(producer.sessions)
+
+    run(work())
