@@ -153,6 +153,7 @@ REFUSALS: Final[Mapping[str, str]] = {
     "session_state": "The session could not do that just then.",
     "slow_volume": "The disk is too slow, or refuses writes.",
     "staging_busy": "A context was being rebuilt; the caller may come again soon.",
+    "protocol_version": "The other node speaks no version of the protocol that this one does.",
     "stale_token": "The caller did not own the session any more.",
     "stalled_reader": "An answer was ended since nobody read it.",
     "stopped": "This node was stopped meanwhile.",
