@@ -262,7 +262,7 @@ def test_a_rebalance_levels_and_then_finds_nothing(tmp_path, model_dir):
                 assert len(target.sessions.all()) == 3
                 # Either notice may still be that of a move before the last.
                 for name in ("source", "target"):
-                    await told(source, name, 3)
+                    await noticed(source, name, 3)
                 where = f"source@{source.address}"
                 code, said, errors = await kvnode(world, "rebalance", "--node", where)
                 assert (code, errors) == (0, "")
@@ -271,7 +271,7 @@ def test_a_rebalance_levels_and_then_finds_nothing(tmp_path, model_dir):
     run(live(), 60)
 
 
-async def told(node, name, sessions):
+async def noticed(node, name, sessions):
     """Once a node has told that it holds so many sessions."""
     for _ in range(500):
         if (await read_node(node.sessions.directory, name)).sessions == sessions:
