@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from node.config import Address, ServeConfig, child_environment
+from node.http.auth import add_key
 from node.http.options import HttpOptions
 from node.server import Node, running
 from node.serving.options import ServingOptions
@@ -229,6 +230,21 @@ def ask(url: str, method: str = "GET", body: bytes | None = None, **headers: str
             return answer.status, answer.headers, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.headers, error.read()
+
+
+def two_tenants(folder: Path) -> tuple[Path, tuple[dict[str, str], ...]]:
+    """A key file in ``folder``, and the headers of tenants ``mine``, ``other``, and of ``local``.
+
+    The last one is the node's own tenant, and an administrator.
+    """
+    keys = folder / "keys"
+    folder.chmod(0o700)
+    made = (
+        add_key(keys, "mine"),
+        add_key(keys, "other"),
+        add_key(keys, "local", is_admin=True),
+    )
+    return keys, tuple({"Authorization": f"Bearer {key}"} for key in made)
 
 
 def code(answer) -> str:

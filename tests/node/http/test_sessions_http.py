@@ -14,7 +14,6 @@ from node_support import World, prompt
 
 from node.config import Address
 from node.directory import Ownership
-from node.http.auth import add_key
 from node.http.options import HttpOptions
 from node.server import running
 
@@ -160,11 +159,7 @@ def test_a_session_is_given_up_and_a_conversation_is_not_given_up_here(tmp_path,
 
 
 def test_nobody_reaches_another_tenants_sessions_or_packs(tmp_path, model_dir):
-    keys = tmp_path / "keys"
-    tmp_path.chmod(0o700)
-    mine = {"Authorization": f"Bearer {add_key(keys, 'mine')}"}
-    other = {"Authorization": f"Bearer {add_key(keys, 'other')}"}
-    admin = {"Authorization": f"Bearer {add_key(keys, 'local', is_admin=True)}"}
+    keys, (mine, other, admin) = harness.two_tenants(tmp_path)
 
     async def work():
         async with alone(tmp_path, model_dir, api_key_file=keys) as (web, client):

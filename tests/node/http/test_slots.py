@@ -17,7 +17,6 @@ from node_support import prompt
 from engine import DecodingState
 from node.errors import RunCancelledError
 from node.http import slots as slots_module
-from node.http.auth import add_key
 from node.serving.options import ServingOptions
 from node.serving.order import Finished, Rung, RunOrder
 from node.serving.reuse import ForeignTrail
@@ -219,11 +218,7 @@ def test_a_pack_of_another_model_or_build_is_not_taken_for_this_ones(
 
 
 def test_tenants_neither_save_nor_erase_each_others_contexts(tmp_path, model_dir):
-    keys = tmp_path / "keys"
-    tmp_path.chmod(0o700)
-    mine = {"Authorization": f"Bearer {add_key(keys, 'mine')}"}
-    other = {"Authorization": f"Bearer {add_key(keys, 'other')}"}
-    admin = {"Authorization": f"Bearer {add_key(keys, 'local', is_admin=True)}"}
+    keys, (mine, other, admin) = harness.two_tenants(tmp_path)
 
     async def work():
         async with slotted(tmp_path, model_dir, api_key_file=keys) as (web, client):
