@@ -12,6 +12,7 @@ import os
 import sqlite3
 import stat
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -20,6 +21,8 @@ _T = TypeVar("_T")
 
 #: A writer holds the file for about a millisecond; one that waits longer has met a dead disk.
 BUSY_TIMEOUT_S: Final = 5.0
+
+_BUSY_PAUSE_S: Final = 0.01
 
 
 class DatabaseUnavailable(Exception):
@@ -49,7 +52,7 @@ class Database:
             self._connection = sqlite3.connect(
                 path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
-            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._log_ahead()
             self._connection.execute("PRAGMA synchronous=FULL")
         except sqlite3.Error as error:
             raise DatabaseUnavailable(f"{path}: {error}") from error
@@ -92,6 +95,23 @@ class Database:
                 return work(self._connection)
             except sqlite3.Error as error:
                 raise DatabaseUnavailable(str(error)) from error
+
+    def _log_ahead(self) -> None:
+        """Switch to the write-ahead log.
+
+        SQLite does not wait for others here, whatever the timeout: two nodes that begin with a new
+        file at once would have one of them fail.
+        """
+        end = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode=WAL")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                    raise
+                time.sleep(_BUSY_PAUSE_S)
+            else:
+                return
 
     def close(self) -> None:
         """Close the file."""
