@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from node.cli import main
 from node.config import Address, default_data_dir
 from node.errors import UsageError
 from node.serving.options import AnswerDefaults, ContextPolicy, PrefillAt
+
+
+@pytest.fixture(autouse=True)
+def level_of_grpcs_log(monkeypatch):
+    """The command, run in this process, lets gRPC speak: processes of later tests would, too."""
+    monkeypatch.setenv("GRPC_VERBOSITY", os.environ.get("GRPC_VERBOSITY", "NONE"))
 
 
 def config(monkeypatch, *arguments: str):
