@@ -41,6 +41,9 @@ def store(s3_server, proxy):
     url = new_url()
     with contextlib.closing(new_store(s3_server.endpoint, url)) as direct:
         direct.put_if_absent([ObjectData(CHUNK, bytes(1000))])
+    # Tried with a patience of its own: forty racers at once may take longer than the short one.
+    with contextlib.closing(store_at(proxy.endpoint, url)) as patient:
+        patient.require_proved()
     with contextlib.closing(store_at(proxy.endpoint, url, patience=SHORT)) as made:
         made.require_proved()
         proxy.seen.clear()

@@ -13,6 +13,8 @@ from node.records.tables import pack_ids, unpack_ids
 
 FIELDS = {"model": "default_model", "max_output_tokens": 8}
 KEY = {"extra_headers": {"Idempotency-Key": "the-turn"}}
+#: The trained model's answer to it ends with the number of tokens alone.
+ENDLESS = "Tell me of the old house."
 LONG = "The sea was calm and the ship went on through the night. " * 12
 
 
@@ -95,7 +97,7 @@ def test_turn_that_a_kill_broke_off_never_happened(tmp_path):
     with process(tmp_path / "data") as (node, client):
         name = client.conversations.create().id
         first = say(client, name, "Hello there")
-        stream = say(client, name, "Tell all.", stream=True, max_output_tokens=500, **KEY)
+        stream = say(client, name, ENDLESS, stream=True, max_output_tokens=2000, **KEY)
         for _, event in zip(range(8), stream, strict=False):
             assert not event.type.endswith(("completed", "incomplete", "failed"))
         node.kill()
@@ -106,10 +108,10 @@ def test_turn_that_a_kill_broke_off_never_happened(tmp_path):
             assert (await client.conversations.retrieve(name)).revision == 1
             assert len((await client.conversations.items.list(name)).data) == 2
             # Its key was not used up by what did not happen.
-            turn = await say(client, name, "Tell all.", **KEY)
+            turn = await say(client, name, ENDLESS, **KEY)
             assert turn.conversation.revision == 2
             twin = await client.responses.create(
-                **FIELDS, previous_response_id=first.id, input="Tell all."
+                **FIELDS, previous_response_id=first.id, input=ENDLESS
             )
             assert twin.output_text == turn.output_text
             await client.conversations.delete(name)
