@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,7 @@ def bench() -> None:
     type=click.FloatRange(0.0, 25.0),
     help="Let the target stop reading once, for so long.",
 )
+@click.option("--spool", is_flag=True, help="With --loopback: the target's disk, durably, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def move(
     tokens: int,
@@ -60,6 +62,7 @@ def move(
     credentials: Path | None,
     data_dir: Path | None,
     stall: float,
+    spool: bool,
     as_json: bool,
 ) -> None:
     """Move a made cache over the real path and say what it cost.
@@ -76,8 +79,10 @@ def move(
     from node.bench.main import bench_move
     from node.bench.order import BenchOrder, Kind, OtherEnd
 
-    order = BenchOrder.of(tokens, held, Kind(kind), layout, stall)
+    order = replace(BenchOrder.of(tokens, held, Kind(kind), layout, stall), spools=spool)
     other = None
+    if spool and not loopback:
+        raise UsageError("--spool goes with --loopback; else give it to kvnode bench serve")
     if loopback == (to is not None):
         raise UsageError("give either --loopback or --to HOST:PORT")
     if to is not None:
@@ -92,18 +97,20 @@ def move(
 @_LAYOUT
 @click.option("--credentials", required=True, type=_FOLDER, help="Folder made by enroll.")
 @click.option("--data-dir", required=True, type=_FOLDER, help="This node's own files.")
+@click.option("--spool", is_flag=True, help="Write what arrives to disk before it is owned.")
 @click.option("--stop-on-stdin-end", is_flag=True, hidden=True)
 def serve(
     address: str,
     layout: str,
     credentials: Path,
     data_dir: Path,
+    spool: bool,
     stop_on_stdin_end: bool,
 ) -> None:
     """Be the other end of kvnode bench move until SIGTERM.
 
-    What arrives is compared and let go; nothing of it is written to disk. The yardstick, a bare
-    TLS socket, listens on a port of its own that the system chooses.
+    What arrives is compared and let go; without --spool nothing of it is written to disk. The
+    yardstick, a bare TLS socket, listens on a port of its own that the system chooses.
     """
     from node.bench.geometry import read_layout
     from node.bench.main import bench_serve
@@ -111,4 +118,5 @@ def serve(
 
     directory = f"sqlite:{data_dir / 'directory.sqlite'}"
     config = bench_config(Address.parse(address), credentials, data_dir, directory, shares=True)
-    bench_serve(config, layout, read_layout(layout), stop_on_stdin_end=stop_on_stdin_end)
+    shape = read_layout(layout)
+    bench_serve(config, layout, shape, spools=spool, stop_on_stdin_end=stop_on_stdin_end)

@@ -7,6 +7,7 @@ they are named: sealing is deterministic, so they are the objects that the sourc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -46,6 +47,9 @@ class MadeTier:
 
     async def close(self) -> None:
         """There is nothing to let go of."""
+
+    def keep_later(self, session_id: str, path: Path, *, own: bool) -> None:
+        """A spool is let go with its session: nothing that was made is worth keeping."""
 
     def seal_ids(self) -> list[bytes]:
         """Of all chunks of the prefix."""

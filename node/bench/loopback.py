@@ -35,6 +35,7 @@ async def measure_loopback(order: BenchOrder) -> dict[str, Any]:
         make_private_folder(stage / "work")
         _enroll_both(stage / "work")
         serve = [*_common(stage / "work", TARGET, order), "--grpc", "127.0.0.1:0"]
+        serve += ["--spool"] if order.spools else []
         log = stage / "target.log"
         async with serving(serve, log, ("bench", "serve")) as target:
             ran = await run_command(

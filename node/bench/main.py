@@ -36,14 +36,19 @@ def bench_move(order: BenchOrder, other: OtherEnd | None, *, as_json: bool) -> i
 
 
 def bench_serve(
-    config: ServeConfig, layout_name: str, layout: CacheLayout, *, stop_on_stdin_end: bool
+    config: ServeConfig,
+    layout_name: str,
+    layout: CacheLayout,
+    *,
+    spools: bool,
+    stop_on_stdin_end: bool,
 ) -> None:
     """Be the other end until told to stop.
 
     Raises:
         KvpackError: The node could not be started.
     """
-    fitting = bench_fitting(MadeModel(layout_name, layout), config, takes=True)
+    fitting = bench_fitting(MadeModel(layout_name, layout), config, takes=True, spools=spools)
     serve(config, stop_on_stdin_end=stop_on_stdin_end, fitting=fitting)
 
 

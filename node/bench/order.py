@@ -35,6 +35,7 @@ class BenchOrder:
         layout_name: The reference geometry's name, or a file.
         layout: Shape of the rows.
         stall_s: How long the target stops reading, once, in the middle of the move.
+        spools: Whether a target that is started for it writes what arrives to disk, durably.
 
     Raises:
         UsageError: The numbers do not go together.
@@ -46,6 +47,7 @@ class BenchOrder:
     layout_name: str
     layout: CacheLayout
     stall_s: float = 0.0
+    spools: bool = False
 
     @classmethod
     def of(

@@ -19,13 +19,16 @@ from node.tier import Tier
 from node.trust import Gate, LiveCredentials
 
 
-def bench_fitting(model: MadeModel, config: ServeConfig, *, takes: bool) -> Fitting:
-    """What makes a node one of made rows, whose transfers leave nothing on disk.
+def bench_fitting(
+    model: MadeModel, config: ServeConfig, *, takes: bool, spools: bool = False
+) -> Fitting:
+    """What makes a node one of made rows. Its transfers leave nothing on disk unless it spools.
 
     Args:
         model: The rows.
         config: Of the node; its model folder is not looked at.
         takes: Whether it is the other end: then it has the Bench service.
+        spools: Whether what arrives is on disk, durably, before it is owned.
 
     Raises:
         UsageError: The node would have no gRPC.
@@ -48,4 +51,4 @@ def bench_fitting(model: MadeModel, config: ServeConfig, *, takes: bool) -> Fitt
         service = BenchService(model, held[0], node.sessions, gate, here)
         bench_pb2_grpc.add_BenchServicer_to_server(service, server)
 
-    return Fitting(load=load, spools=False, tier=tier, services=serve if takes else None)
+    return Fitting(load=load, spools=spools, tier=tier, services=serve if takes else None)

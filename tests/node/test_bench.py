@@ -13,6 +13,7 @@ from kvpack.errors import KvpackError, LimitError
 from kvpack.snapshot import cut_tile_specs
 from node import cli
 from node.bench.geometry import cut_bytes, muse_glimmer, read_layout, window_bytes
+from node.bench.held import MadeTier
 from node.bench.measure import measure
 from node.bench.model import MadeModel
 from node.bench.order import BenchOrder, Kind, OtherEnd, bench_config
@@ -130,10 +131,27 @@ def test_a_plane_hands_out_only_rows_that_are_live(small):
 
 
 @pytest.mark.parametrize(
-    ("kind", "tokens", "held"),
-    [(Kind.PROMPT, 1_500, 0), (Kind.SESSION, 1_500, 0), (Kind.PROMPT, 1_500, 512)],
+    ("kind", "tokens", "held", "spools"),
+    [
+        (Kind.PROMPT, 1_500, 0, False),
+        (Kind.SESSION, 1_500, 0, False),
+        (Kind.PROMPT, 1_500, 512, False),
+        (Kind.SESSION, 1_500, 0, True),
+    ],
 )
-def test_a_small_run_moves_every_row_and_counts_every_byte(world, small, kind, tokens, held):
+def test_a_small_run_moves_every_row_and_counts_every_byte(
+    world, small, kind, tokens, held, spools, monkeypatch
+):
+    flushed = []
+    keep = MadeTier.keep_later
+    monkeypatch.setattr(
+        MadeTier,
+        "keep_later",
+        lambda tier, name, path, *, own: [
+            flushed.append(path.stat().st_size),
+            keep(tier, name, path, own=own),
+        ],
+    )
     config = bench_config(
         Address("127.0.0.1", 0), world.credentials("target"), world.root / "target-data",
         f"sqlite:{world.root / 'directory.sqlite'}", shares=True,
@@ -142,7 +160,9 @@ def test_a_small_run_moves_every_row_and_counts_every_byte(world, small, kind, t
     order = BenchOrder.of(tokens, held, kind, small, 0.0)
 
     async def run():
-        async with running(config, bench_fitting(taking, config, takes=True)) as target:
+        async with running(
+            config, bench_fitting(taking, config, takes=True, spools=spools)
+        ) as target:
             other = OtherEnd(
                 str(target.address), "target", world.credentials("source"),
                 world.root / "source-data",
@@ -166,6 +186,8 @@ def test_a_small_run_moves_every_row_and_counts_every_byte(world, small, kind, t
     assert values["prefill_simulated"] is True
     assert 0.0 < values["exposed_handover_s"] < 5.0
     assert values["push_gbytes_per_s"] > 0 and values["tls_baseline_gbytes_per_s"] > 0
+    # A spool is whole and on disk when its session is taken over, and goes with it.
+    assert [size > values["payload_bytes"] for size in flushed] == [True] * spools
     assert world.spool("target") == []
     assert "hidden_fraction" in as_page(values)
 
