@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from engine.encodings import host_dtype
 from engine.errors import BackendError, ModelFolderError
 from engine.origins import PlaneLayout
 from kvpack.layout import Encoding
@@ -25,11 +26,6 @@ _MLX = {
     Encoding.F16LE: mx.float16,
     Encoding.BF16LE: mx.bfloat16,
     Encoding.F32LE: mx.float32,
-}
-_NAMES = {
-    "float16": Encoding.F16LE,
-    "bfloat16": Encoding.BF16LE,
-    "float32": Encoding.F32LE,
 }
 
 
@@ -48,27 +44,6 @@ def encoding_of(dtype: mx.Dtype) -> Encoding:
         if candidate == dtype:
             return encoding
     raise ModelFolderError(f"K/V rows of dtype {dtype} are not supported")
-
-
-def encoding_named(name: str) -> Encoding:
-    """The encoding called ``float16``, ``bfloat16`` or ``float32``.
-
-    Raises:
-        ValueError: Another name.
-    """
-    if name not in _NAMES:
-        raise ValueError(f"dtype must be one of {', '.join(_NAMES)}, not {name!r}")
-    return _NAMES[name]
-
-
-def dtype_name(encoding: Encoding) -> str:
-    """The dtype's name, as in :func:`encoding_named`."""
-    return next(name for name, value in _NAMES.items() if value is encoding)
-
-
-def host_dtype(encoding: Encoding) -> np.dtype[np.unsignedinteger[Any]]:
-    """The unsigned integer of the element's width."""
-    return np.dtype("<u4" if encoding is Encoding.F32LE else "<u2")
 
 
 def host_words(array: mx.array) -> mx.array:

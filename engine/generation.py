@@ -15,10 +15,11 @@ import numpy as np
 
 from engine.ahead import AheadCall, pays_here
 from engine.cache import PlaneCache
+from engine.call_logits import CallLogits
 from engine.checkpoint import Checkpoint, check_block
-from engine.dtypes import host_dtype
+from engine.encodings import host_dtype
 from engine.errors import ContextLimitError, TornGenerationError
-from engine.logits import CallLogits, Logits
+from engine.logits import Logits
 from engine.origins import PlaneLayout
 from engine.planes import Plane, PlaneShape
 from kvpack.errors import LimitError

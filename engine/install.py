@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from engine.dtypes import (
     HostArray,
-    host_dtype,
     host_fill_works,
     host_view,
     mlx_dtype,
     token_major,
 )
+from engine.encodings import host_dtype
 from engine.generation import Generation, Network
 from engine.origins import Origins, physical_rows
 from engine.planes import Plane, PlaneShape

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from engine.dtypes import dtype_name
+from engine.encodings import dtype_name
 from engine.interchange_cache import (
     FORMAT,
     layer_numbers,

@@ -7,8 +7,6 @@ value alone, so a config that contradicts the weights cannot produce a layout.
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,7 +15,9 @@ import mlx.core as mx
 from blake3 import blake3
 from mlx.nn.layers.positional_encoding import RoPE
 
-from engine.dtypes import dtype_name, encoding_of
+from engine.canonical import canonical_json, f64_bits
+from engine.dtypes import encoding_of
+from engine.encodings import dtype_name
 from engine.errors import ModelFolderError
 from kvpack.layout import CacheLayout, Encoding, LayerKind, LayerLayout, RopeLayout
 
@@ -61,16 +61,6 @@ class _ProbeCache:
         """Note the rows and hand them back."""
         self.key, self.value, self.calls = keys, values, self.calls + 1
         return keys, values
-
-
-def f64_bits(value: float) -> int:
-    """The bits of ``value`` as an IEEE 754 double."""
-    return int(struct.unpack("<Q", struct.pack("<d", value))[0])
-
-
-def canonical_json(value: object) -> bytes:
-    """One spelling per value: sorted keys, no spaces, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode("ascii")
 
 
 @dataclass(frozen=True, slots=True)

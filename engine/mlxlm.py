@@ -23,23 +23,20 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import load_model as load_network
 from mlx_lm.utils import load_tokenizer as _load_tokenizer_files
 
-from engine import backend, chat, config_checks, config_rope, weight_checks
+from engine import backend, chat, config_checks, config_rope
 from engine.architectures import ARCHITECTURES, Architecture
 from engine.config_checks import Fields
-from engine.dtypes import dtype_name, encoding_named, mlx_dtype, require_little_endian
+from engine.dtypes import mlx_dtype, require_little_endian
+from engine.encodings import dtype_name, encoding_named
 from engine.errors import ModelFolderError, UnsupportedCacheError
-from engine.fingerprint import (
-    identity_of,
-    numerics_of,
-    quantisation_text,
-    read_json_object,
-)
+from engine.fingerprint import numerics_of
 from engine.folder import find_folder, require_files
+from engine.folder_checks import require_config, require_weights
 from engine.folding import fold
+from engine.identity import arguments_of, identity_of, read_json_object
 from engine.mapping import LayerCacheKind, ProbedNetwork, probe_network
 from engine.model import LoadedParts, Model
 from engine.origins import PlaneLayout
-from engine.weight_headers import read_headers
 from kvpack.errors import FormatError
 from kvpack.layout import Encoding
 
@@ -70,6 +67,7 @@ def load_model(
     dtype: str | None = None,
     plane_layout: PlaneLayout | None = None,
     chat_template: str | None = None,
+    allow_float32: bool = False,
 ) -> Model:
     """Load a model and bind it to the calling thread. Nothing is asked of any network.
 
@@ -81,6 +79,7 @@ def load_model(
             that mixture-of-experts layers on MLX's CPU exist in float32 only.
         plane_layout: Axis order of the planes; None for the backend's default.
         chat_template: A Jinja template in place of the folder's own; part of the identity.
+        allow_float32: Take float32 where a half would do: to measure by. No node asks for it.
 
     Raises:
         ModelFolderError: One line naming what is missing, damaged, contradictory or not supported.
@@ -94,11 +93,13 @@ def load_model(
     config = read_json_object(found.folder / "config.json")
     architecture = _architecture(found.folder, config)
     fields = config_checks.text_fields(config)
-    _require_weights(found.folder, weight_files, fields, chosen=dtype is not None)
-    _require_config(fields, architecture)
+    require_weights(found.folder, weight_files, fields, chosen=dtype is not None)
+    require_config(fields, architecture)
     network, end_ids = _load_network(found.folder, config)
     _cast(network, dtype)
     probed = _probe(network, fields, architecture)
+    if not allow_float32:
+        _require_encoding(network, probed.layout.encoding)
     tokenizer = _load_tokenizer(found.folder, chat_template)
     layout, planes = probed.layout, plane_layout or DEFAULT_PLANE_LAYOUT
     # Only MLX's GPU backends have kernels for RoPE and norms.
@@ -115,7 +116,12 @@ def load_model(
             plane_layout=planes,
             vocab_size=probed.vocab_size,
             identity=identity_of(
-                found.folder, weight_files, fields, _text_args(network), layout, template
+                found.folder,
+                weight_files,
+                fields,
+                arguments_of(_text_args(network)),
+                layout,
+                template,
             ),
             numerics=numerics_of(layout, planes),
             end_token_ids=chat.end_token_ids_of(end_ids, tokenizer, probed.vocab_size),
@@ -137,26 +143,6 @@ def _architecture(folder: Path, config: Fields) -> Architecture:
         _cache_kinds(network)
     names = ", ".join(sorted(ARCHITECTURES))
     return config_checks.refuse("model_type", f"one of {names}", repr(model_type))
-
-
-def _require_config(fields: Fields, architecture: Architecture) -> None:
-    config_checks.require_layer_types(fields, architecture)
-    config_checks.require_pattern(fields)
-    config_checks.require_settings(fields, architecture)
-    config_rope.require_rules(fields)
-
-
-def _require_weights(
-    folder: Path, weight_files: Sequence[Path], fields: Fields, *, chosen: bool
-) -> None:
-    index = folder / weight_checks.INDEX_FILE
-    if index.is_file():
-        weight_checks.require_all_shards(folder, weight_files, read_json_object(index))
-    headers = read_headers(weight_files)
-    packed = quantisation_text(fields) != "none" or (folder / "hf_quant_config.json").is_file()
-    weight_checks.require_layers(fields, headers)
-    weight_checks.require_shapes(fields, headers)
-    weight_checks.require_dtypes(fields, headers, packed=packed, chosen=chosen)
 
 
 @contextlib.contextmanager
@@ -253,7 +239,6 @@ def _probe(network: Any, fields: Fields, architecture: Architecture) -> ProbedNe
     except (*_BROKEN_FOLDER, FormatError) as error:
         raise ModelFolderError(f"the network does not run: {_one_line(error)}") from error
     config_rope.require_rope(fields, probed.layout)
-    _require_encoding(network, probed.layout.encoding)
     return probed
 
 

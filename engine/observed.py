@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from engine.cache import PlaneCache
+from engine.call_logits import CallLogits
 from engine.dtypes import host_view, token_major
 from engine.generation import Generation
-from engine.logits import CallLogits, Logits
+from engine.logits import Logits
 from engine.model import Model
 from engine.origins import PlaneLayout
 from kvpack.errors import LayoutMismatchError

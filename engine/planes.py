@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from engine.dtypes import HostArray, host_dtype, host_view, mlx_dtype, token_major
+from engine.dtypes import HostArray, host_view, mlx_dtype, token_major
+from engine.encodings import host_dtype
 from engine.origins import Origins, PlaneLayout, physical_rows
 from kvpack.layout import CacheLayout, Encoding
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from engine.architectures import FULL, SLIDING
-from engine.dtypes import dtype_name, encoding_named
+from engine.encodings import dtype_name, encoding_named
 from engine.tiny_tokenizer import CHAT_TEMPLATE, VOCAB_SIZE, tokenizer, tokenizer_config
 from engine.tiny_weights import LAYERS, safetensors_file
 from kvpack.layout import Encoding

@@ -19,8 +19,8 @@ from models_support import network_of
 
 import engine
 from engine import ARCHITECTURES, Logits, Model, folding, mlxlm
+from engine.call_logits import CallLogits
 from engine.folding import Angles, OffsetNorm, QuickAttention, QuickNorm, SharedRope, fold
-from engine.logits import CallLogits
 from kvpack.layout import Encoding
 
 W = 8

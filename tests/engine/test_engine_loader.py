@@ -16,7 +16,7 @@ import pytest
 from engine_support import HEAD, ModelCase, tokens, write_model
 
 import engine
-from engine import Model, ModelFolderError, PlaneLayout, backend, fingerprint, mlxlm
+from engine import Model, ModelFolderError, PlaneLayout, backend, fingerprint, identity, mlxlm
 from kvpack.errors import IdentityMismatchError, LayoutMismatchError
 from kvpack.identity import require_same_identity
 from kvpack.layout import Encoding, LayerKind
@@ -308,7 +308,7 @@ def test_numerics_name_what_fused_operations_make_of_numbers(
 
 
 def test_file_digests_are_cached_and_notice_changes(tmp_path: Path) -> None:
-    digests, file = fingerprint.FileDigests(), tmp_path / "big"
+    digests, file = identity.FileDigests(), tmp_path / "big"
     file.write_bytes(b"one")
     first = digests.digest(file)
     assert digests.digest(file) == first and len(digests._kept) == 1

@@ -16,7 +16,7 @@ from models_support import ARCHES, edited, fields_of, network_of
 import engine
 from engine import Model
 from engine.architectures import ARCHITECTURES
-from engine.mapping import f64_bits
+from engine.canonical import f64_bits
 from engine.oracle import build_oracle, decode_safetensors
 from engine.oracle.rope import Rope
 from kvpack.errors import IdentityMismatchError, LayoutMismatchError
