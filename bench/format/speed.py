@@ -36,6 +36,12 @@ FORWARD = "verify -, 1 thread"
 
 def speed_rows(path: Path, data: memoryview, rounds: int) -> list[Row]:
     """Verify at every depth against bare passes over ``data``, which is the file at ``path``."""
+    found = in_turns(speed_things(path, data), rounds)
+    return [Row.of(found, *pair, byte_count=len(data)) for pair in _pairs()]
+
+
+def speed_things(path: Path, data: memoryview) -> list[Thing]:
+    """Verify at every depth, and the bare passes."""
     chunks = placed_chunks(path)
     halves = chunks[: len(chunks) // 2], chunks[len(chunks) // 2 :]
     things = [
@@ -53,8 +59,7 @@ def speed_rows(path: Path, data: memoryview, rounds: int) -> list[Row]:
             Thing(_named("verify --deep", threads), _verify(path, Depth.DEEP, threads)),
             Thing(_named("verify --signer", threads), _signature(path, threads)),
         ]
-    found = in_turns(things, rounds)
-    return [Row.of(found, *pair, byte_count=len(data)) for pair in _pairs()]
+    return things
 
 
 def _named(what: str, threads: int) -> str:

@@ -40,6 +40,20 @@ def write_rows(path: Path, data: memoryview, mib: int, rounds: int) -> list[Row]
         mib: What it was made with.
         rounds: How many.
     """
+    things = write_things(path, data, mib)
+    if isinstance(things, str):
+        return things
+    found = in_turns(things, rounds)
+    _before(path.parent / "written" / "pack")
+    return [
+        Row.of(found, STORED, DIRECT, 0.5, len(data)),
+        Row.of(found, SEALED, DIRECT, None, len(data)),
+        Row.of(found, SIGNED, DIRECT, None, len(data)),
+    ]
+
+
+def write_things(path: Path, data: memoryview, mib: int) -> list[Thing] | str:
+    """What takes turns: O_DIRECT first; or why there is none."""
     folder = path.parent / "written"
     folder.mkdir()
     target = folder / "pack"
@@ -50,23 +64,20 @@ def write_rows(path: Path, data: memoryview, mib: int, rounds: int) -> list[Row]
     header_bytes = bytes(data[: chunks[0].offset])
 
     def before() -> None:
-        # What an earlier write left behind is neither this one's work nor in its way.
-        target.unlink(missing_ok=True)
-        os.sync()
+        _before(target)
 
-    things = [
+    return [
         Thing(DIRECT, lambda: _direct(target, data), before),
         Thing(STORED, lambda: _stored(target, header_bytes, data, chunks, blob), before),
         Thing(SEALED, lambda: _sealed(target, state), before),
         Thing(SIGNED, lambda: _sealed(target, state, SIGNER), before),
     ]
-    found = in_turns(things, rounds)
-    before()
-    return [
-        Row.of(found, STORED, DIRECT, 0.5, len(data)),
-        Row.of(found, SEALED, DIRECT, None, len(data)),
-        Row.of(found, SIGNED, DIRECT, None, len(data)),
-    ]
+
+
+def _before(target: Path) -> None:
+    # What an earlier write left behind is neither this one's work nor in its way.
+    target.unlink(missing_ok=True)
+    os.sync()
 
 
 def _has_direct(target: Path) -> bool:
