@@ -18,6 +18,7 @@ from node.config import (
     fault_order,
     let_grpc_speak,
 )
+from node.dataplane.options import PlaneAddress, PlaneOptions, parse_towards
 from node.errors import UsageError
 from node.http.options import DRAIN_S, HttpOptions
 from node.serving.options import (
@@ -210,6 +211,23 @@ _NODE: Final = _several(
             help="Clients may have sessions put into stores below this folder or place in a "
             "bucket; may be repeated.",
         ),
+        click.option(
+            "--data-plane", "data_planes", multiple=True,
+            metavar="grpc-plain=HOST:PORT|socket=HOST:PORT",
+            help="Also take sealed chunks on a port without TLS, by tokens given under mTLS.",
+        ),
+        click.option(
+            "--data-plane-from", "plane_senders", multiple=True, metavar="NODE",
+            help="A pinned node that may send over it; may be repeated.",
+        ),
+        click.option(
+            "--data-plane-without-tls", "plane_without_tls", is_flag=True,
+            help="Other machines may reach that port: needed for any address but loopback.",
+        ),
+        click.option(
+            "--data-plane-to", "plane_towards", multiple=True, metavar="NODE=PLANE",
+            help="Moves from here to NODE ask for that plane; may be repeated.",
+        ),
         click.option("--stop-on-stdin-end", is_flag=True, hidden=True),
         click.option(
             "--transfer-lease", default=60.0, type=click.FloatRange(0.5, 600.0), hidden=True
@@ -283,7 +301,22 @@ def serve_config(options: dict[str, Any], folder: Path) -> ServeConfig:
         serving=_serving_options(options),
         advertise=_advertised(options),
         kv_bytes=options["kv_bytes"],
+        planes=_plane_options(options),
     )
+
+
+def _plane_options(options: dict[str, Any]) -> PlaneOptions | None:
+    found = PlaneOptions(
+        tuple(PlaneAddress.parse(text) for text in options["data_planes"]),
+        frozenset(options["plane_senders"]),
+        options["plane_without_tls"],
+        parse_towards(options["plane_towards"]),
+    )
+    if found == PlaneOptions():
+        return None
+    if options["address"] is None:
+        raise UsageError("--data-plane, --data-plane-to: only with --grpc")
+    return found
 
 
 def _advertised(options: dict[str, Any]) -> Address | None:

@@ -67,6 +67,12 @@ def _run(work: Coroutine[Any, Any, int]) -> None:
     type=click.FloatRange(0.001, 1_000_000),
     help="What the link carries, in Gb/s: rows are compressed where that pays; else they are not.",
 )
+@click.option(
+    "--data-plane",
+    type=click.Choice(["mtls", "grpc-plain", "socket"]),
+    help="Where the sealed chunks travel; default: as the node was set up (--data-plane-to), else "
+    "mtls. A target that does not offer the plane gets them over mtls.",
+)
 @_JSON
 def migrate(
     session: str,
@@ -77,6 +83,7 @@ def migrate(
     copy_as: str | None,
     accept: str | None,
     link_gbits: float | None,
+    data_plane: str | None,
     as_json: bool,
 ) -> None:
     """Move or copy SESSION from one node to another while it is in use.
@@ -93,14 +100,18 @@ def migrate(
       kvnode migrate chat-1 --node mac@127.0.0.1:7411 --to store:/srv/sessions/team \\
           --credentials client-credentials
     """
+    from node.dataplane.options import Plane
     from node.errors import UsageError
     from node.migrate import MigrateOrder, compresses, migrate_session
 
+    plane = None if data_plane is None else Plane(data_plane)
     if any(target.startswith("store:") for target in targets):
         from node.migrate_store import StoreOrder, park_session
 
         if len(targets) > 1 or copy_as is not None:
             raise UsageError("--to store:PATH: one at a time, and a copy there has no name")
+        if plane is not None:
+            raise UsageError("--data-plane: to a store nothing travels between nodes")
         store = StoreOrder(session, node, targets[0], credentials, as_json)
         _run(park_session(store, copy=mode == "copy"))
         return
@@ -114,12 +125,15 @@ def migrate(
         if mode != "copy":
             raise UsageError("--to: one target, except with --mode copy")
         copies = CopiesOrder(
-            session, node, targets, credentials, name, accepted, as_json, compresses(link_gbits)
-        )
+            session, node, targets, credentials, name, accepted, as_json, compresses(link_gbits),
+            plane,
+        )  # fmt: skip
         _run(copy_to_several(copies))
         return
     compress = compresses(link_gbits)
-    order = MigrateOrder(session, node, targets[0], credentials, name, accepted, as_json, compress)
+    order = MigrateOrder(
+        session, node, targets[0], credentials, name, accepted, as_json, compress, plane
+    )
     _run(migrate_session(order))
 
 

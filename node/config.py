@@ -20,6 +20,7 @@ from node.s3.place import S3Place
 from node.serving.options import ServingOptions
 
 if TYPE_CHECKING:
+    from node.dataplane.options import PlaneOptions
     from node.http.options import HttpOptions
 
 #: TLS 1.2 suites that need an RSA certificate. Ours are ECDSA (:mod:`node.enroll`), so no TLS 1.2
@@ -88,6 +89,7 @@ class ServeConfig:
         serving: Slots, context and cache.
         advertise: Where other nodes reach this one for gRPC; None: where it listens.
         kv_bytes: KV memory for sessions, by which they are placed; None: half of the machine's.
+        planes: Data planes without TLS, for whom, and where to; None: there is none.
 
     Raises:
         UsageError: It would listen nowhere, or for gRPC without credentials.
@@ -108,6 +110,7 @@ class ServeConfig:
     serving: ServingOptions = field(default_factory=ServingOptions)
     advertise: Address | None = None
     kv_bytes: int | None = None
+    planes: PlaneOptions | None = None
 
     def __post_init__(self) -> None:
         if self.address is None and self.http is None:

@@ -30,6 +30,7 @@ from node.trust import (
 )
 
 if TYPE_CHECKING:
+    from node.dataplane.intake import Intake
     from node.server import Node
 
 log = logging.getLogger(__name__)
@@ -67,11 +68,16 @@ def bind(address: Address, live: LiveCredentials) -> tuple[grpc.aio.Server, Addr
 
 
 def add_services(
-    server: grpc.aio.Server, live: LiveCredentials, node: Node, packs_dir: Path, fleet: Fleet
+    server: grpc.aio.Server,
+    live: LiveCredentials,
+    node: Node,
+    packs_dir: Path,
+    fleet: Fleet,
+    intake: Intake | None = None,
 ) -> health.aio.HealthServicer:
     """Give the server what every node has; returns the one that says whether it answers."""
     gate = Gate(live)
-    server.add_generic_rpc_handlers((MigrationService(node.transfers, gate).handlers(),))
+    server.add_generic_rpc_handlers((MigrationService(node.transfers, gate, intake).handlers(),))
     session_pb2_grpc.add_SessionServicer_to_server(
         SessionService(node.sessions, node.moves, packs_dir, node.depot, node.tier, fleet), server
     )

@@ -18,6 +18,7 @@ from kvpack.errors import EXIT_GOOD, LimitError
 from node.client import NodeClient
 from node.config import Address
 from node.credentials import Role, load_credentials
+from node.dataplane.options import Plane, plane_message
 from node.errors import UsageError
 from node.follow import FollowingClient
 from node.migration.report import as_object
@@ -41,6 +42,7 @@ class MigrateOrder:
     accept_compatible: bool
     as_json: bool
     compress: bool = False
+    data_plane: Plane | None = None
 
     def __post_init__(self) -> None:
         _require_session_id(self.session_id)
@@ -117,6 +119,7 @@ async def migrate_session(order: MigrateOrder) -> int:
             accept_compatible=order.accept_compatible,
             copy_as=order.copy_as,
             compress=order.compress,
+            data_plane=plane_message(order.data_plane),
         )
         result = await _watch(following.client, request)
     if order.as_json:
@@ -161,6 +164,8 @@ def show(result: pb.MigrateResult) -> None:
         ("hidden", f"{100 * result.hidden_fraction:.1f} %"),
         ("exposed", f"{1000 * result.exposed_handover_s:.0f} ms"),
         ("stream opened again", f"{result.resumed} times"),
+        ("data plane", result.data_plane or Plane.MTLS.value),
+        *([("instead of", result.plane_fallback)] if result.plane_fallback else []),
     )
     for row in rows:
         table.add_row(*row)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from kvpack.errors import EXIT_FAILURE, EXIT_GOOD, LimitError
+from node.dataplane.options import Plane, plane_message
 from node.errors import PeerUnavailableError, UsageError
 from node.follow import FollowingClient
 from node.migrate import place, show
@@ -40,6 +41,7 @@ class CopiesOrder:
         accept_compatible: A continuation that is not bit-exact will do.
         as_json: One object a line instead of tables.
         compress: Rows are compressed where that saves 3 % or more.
+        data_plane: Where chunks travel, if targets let them; None: as the node was set up.
     """
 
     session_id: str
@@ -50,6 +52,7 @@ class CopiesOrder:
     accept_compatible: bool
     as_json: bool
     compress: bool = False
+    data_plane: Plane | None = None
 
     def __post_init__(self) -> None:
         if len(self.targets) > TARGETS_MAX:
@@ -91,6 +94,7 @@ async def copy_to_several(order: CopiesOrder) -> int:
             accept_compatible=order.accept_compatible,
             targets=targets,
             compress=order.compress,
+            data_plane=plane_message(order.data_plane),
         )
         ended: list[_Ended] = []
         with _bars(targets) as update:

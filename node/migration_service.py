@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
@@ -19,6 +19,9 @@ from node.migration.wire import SERVICE, Piece, decode_piece, token_message
 from node.pb.v1 import migration_pb2 as pb
 from node.status import refuse
 from node.trust import Gate
+
+if TYPE_CHECKING:
+    from node.dataplane.intake import Intake
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -37,9 +40,10 @@ _STATES: Final = {
 class MigrationService:
     """Who calls is taken from the certificate; what is said is checked by the values."""
 
-    def __init__(self, transfers: Transfers, gate: Gate) -> None:
+    def __init__(self, transfers: Transfers, gate: Gate, intake: Intake | None = None) -> None:
         self._transfers = transfers
         self._gate = gate
+        self._intake = intake
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """The service's handlers. Pieces arrive as the bytes they are, and are read by hand."""
@@ -64,7 +68,9 @@ class MigrationService:
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     async def prepare(self, request: pb.PrepareRequest, context: _Context) -> pb.PrepareReply:
-        inbound = await self._transfers.prepare(read_offer(request, self._caller(context)))
+        peer = self._gate.admit(f"/{SERVICE}/", context)
+        offer = read_offer(request, peer.name)
+        inbound = await self._transfers.prepare(offer)
         exact = pb.CONTINUATION_EXACT if inbound.exact else pb.CONTINUATION_COMPATIBLE
         receiver = inbound.receiver
         reply = pb.PrepareReply(
@@ -74,6 +80,10 @@ class MigrationService:
             held_seal_ids=receiver.held_seal_ids,
         )
         answer(reply, inbound.minor)
+        if self._intake is not None:
+            ticket = self._intake.offer(peer, offer.key, inbound.minor, offer.data_plane)
+            if ticket is not None:
+                reply.plane.CopyFrom(ticket)
         return reply
 
     async def push(self, pieces: AsyncIterator[bytes], context: _Context) -> pb.PushReply:
@@ -117,8 +127,11 @@ class MigrationService:
         return pb.AbortReply(state=_STATES[state])
 
     async def status(self, request: pb.StatusRequest, context: _Context) -> pb.StatusReply:
-        standing = await self._transfers.status(self._key(request.transfer, context))
-        reply = pb.StatusReply(state=_STATES[standing.state])
+        key = self._key(request.transfer, context)
+        standing = await self._transfers.status(key)
+        reply = pb.StatusReply(
+            state=_STATES[standing.state], received_objects=self._transfers.received(key)
+        )
         if standing.owner is not None:
             reply.owner = standing.owner.node
             reply.token.CopyFrom(token_message(standing.owner.token))

@@ -16,6 +16,7 @@ from kvpack.keys import EpochKey, load_key_file
 from node import grpc_side
 from node.binding import PackBinding
 from node.config import Address, ServeConfig
+from node.dataplane.listeners import PlaneListeners
 from node.directory_member import member
 from node.directory_service import DirectoryService
 from node.engine_thread import EngineThread
@@ -70,6 +71,7 @@ class Node:
         depot: What goes into stores and comes back.
         tier: The store of cuts; None where nothing is kept.
         entrance: Its HTTP port; None: it has none.
+        planes: Its data planes without TLS.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Node:
     depot: Depot
     tier: Tier | None
     entrance: Entrance | None = None
+    planes: PlaneListeners | None = None
 
 
 def _open_tier(config: ServeConfig, binding: PackBinding) -> Tier:
@@ -135,6 +138,8 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         # the meantime is told that it is being loaded.
         entrance = await _open_entrance(stack, config, keys, name)
         server, address = _bind(stack, config, live)
+        listeners = PlaneListeners(config.planes)
+        stack.push_async_callback(listeners.close)
         ours = await stack.enter_async_context(member(config, live, name))
         journal = Journal(config.data_dir / "journal.sqlite")
         stack.push_async_callback(journal.close)
@@ -149,10 +154,12 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         _say_how_quick(config, worst_s)
         moves = Moves(_source(config, target, live))
         depot = Depot(moves, Restorer(target, transfers, roots), roots)
-        node = Node(name, address, sessions, transfers, moves, depot, target.tier, entrance)
+        node = Node(
+            name, address, sessions, transfers, moves, depot, target.tier, entrance, listeners
+        )
         _keep_transfers(stack, node)
         if server is not None and live is not None:
-            await _serve(stack, config, fitting, node, server, live, ours.shared)
+            await _serve(stack, config, fitting, node, server, live, ours.shared, listeners)
         else:
             stack.push_async_callback(_stop, node)
         if entrance is not None and remembered is not None:
@@ -228,7 +235,7 @@ def _source(config: ServeConfig, target: Target, live: LiveCredentials | None) -
     connect = grpc_side.connector(live)
     return Source(
         target.sessions, target.engine, target.binding, target.journal, connect, resume_s,
-        target.speaks,
+        target.speaks, {} if config.planes is None else config.planes.towards,
     )  # fmt: skip
 
 
@@ -274,10 +281,13 @@ async def _serve(
     server: grpc.aio.Server,
     live: LiveCredentials,
     shared: SqliteDirectory | None,
+    listeners: PlaneListeners,
 ) -> None:
     """Serve gRPC until the stack ends; then moves are finished before the port closes."""
     fleet = await stack.enter_async_context(placed(config, node, node.moves.binding, live))
-    health_service = grpc_side.add_services(server, live, node, config.data_dir / PACKS, fleet)
+    intake = await listeners.start(node.transfers, live)
+    packs_dir = config.data_dir / PACKS
+    health_service = grpc_side.add_services(server, live, node, packs_dir, fleet, intake)
     if shared is not None:
         service = DirectoryService(shared, Gate(live))
         server.add_generic_rpc_handlers((service.handlers(),))

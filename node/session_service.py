@@ -16,6 +16,7 @@ import kvpack
 from kvpack.errors import KvpackError, LimitError
 from kvpack.wire import encode_layout
 from node.config import Address
+from node.dataplane.options import plane_value
 from node.migration.depot import Depot
 from node.migration.moves import TARGETS_MAX, Moves, OfTarget, Targets
 from node.migration.orders import Moved, Order, Progress
@@ -183,8 +184,9 @@ class SessionService(session_pb2_grpc.SessionServicer):
         copy_as = request.copy_as and check_session_id(request.copy_as)
         address = Address.parse(request.target_address)
         order = Order(
-            request.target_node, address, request.accept_compatible, copy_as, request.compress
-        )
+            request.target_node, address, request.accept_compatible, copy_as, request.compress,
+            plane_value(request.data_plane),
+        )  # fmt: skip
         if request.transient:
             events = self._moves.lend(request.session_id, request.token_ids, order)
         else:
@@ -343,6 +345,7 @@ def targets_of(request: pb.MigrateRequest) -> Targets:
                 request.accept_compatible,
                 check_session_id(one.copy_as),
                 request.compress,
+                plane_value(request.data_plane),
             )
             for one in request.targets[: TARGETS_MAX + 1]
         )

@@ -186,6 +186,11 @@ class Gate:
                 return peer
         raise PeerRefusedError(f"{method}: {_why_not_pinned(leaf, digest, peers)}")
 
+    def holds(self, peer: PinnedPeer, max_age_s: float = 0.0) -> bool:
+        """Whether ``peer``, which was admitted before, is still pinned as it was, and valid."""
+        pinned = self._live.current(max_age_s).peers
+        return peer in pinned and peer.why_invalid(self._now) is None
+
     def _require_valid(self, peer: PinnedPeer, method: str) -> None:
         why = peer.why_invalid(self._now)
         if why is not None:

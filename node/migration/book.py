@@ -7,7 +7,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
-from kvpack.errors import KvpackError
+from kvpack.errors import AuthenticationError, KvpackError
 from node import fault_points
 from node.errors import JournalError, NodeBusyError, TransferNotFoundError
 from node.migration.admission import Target, let_go, spool_name
@@ -15,6 +15,7 @@ from node.migration.inbound import Inbound
 from node.migration.journal import TransferKey
 from node.migration.messages import Offer
 from node.migration.table import TARGET_ENDED, TargetEvent, TargetState
+from node.migration.versions import PLANES
 from node.migration.watch import MoveWatch, Unwatched
 from node.sessions import SESSIONS_MAX
 from node.transient import Guests
@@ -80,6 +81,23 @@ class Book:
         ended = [key for key, one in self._inbound.items() if one.state in TARGET_ENDED]
         for key in ended[: max(0, len(ended) - ENDED_MAX)]:
             del self._inbound[key]
+
+    def received(self, key: TransferKey) -> int:
+        """How many objects a transfer under way has taken, by 1.2 and later; else 0."""
+        inbound = self._inbound.get(key)
+        return 0 if inbound is None or inbound.minor < PLANES else inbound.receiver.objects
+
+    async def _give_up_piece(self, inbound: Inbound, error: KvpackError) -> None:
+        """A piece was refused, and with it the transfer.
+
+        Of a stream that strangers may write on, a wrong tag says nothing about its source: then
+        the stream alone ends, nothing of the piece was taken, and the source sends it again.
+        """
+        if inbound.is_plain and isinstance(error, AuthenticationError):
+            inbound.end_stream()
+            log.warning("%s: the stream ended: %s", inbound.offer.key, error)
+            return
+        await self._give_up(inbound, TargetEvent.PIECE_BAD, error)
 
     async def _give_up(self, inbound: Inbound, event: TargetEvent, error: KvpackError) -> None:
         if not inbound.permits(event):

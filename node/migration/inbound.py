@@ -79,6 +79,7 @@ class Inbound:
         self._seconds: dict[TargetEffect, float] = {}
         self._stream = 0
         self._streaming = False
+        self._plain = False
         self._progress_s = time.monotonic()
 
     @property
@@ -118,8 +119,13 @@ class Inbound:
         """Whether a stream is open."""
         return self._streaming
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the last stream came over a wire that strangers may write on."""
+        return self._plain
+
     @contextlib.contextmanager
-    def stream(self) -> Iterator[int]:
+    def stream(self, *, plain: bool = False) -> Iterator[int]:
         """Be the one open stream; gives its number.
 
         Raises:
@@ -127,7 +133,7 @@ class Inbound:
         """
         self.require_no_stream()
         self._stream += 1
-        self._streaming = True
+        self._streaming, self._plain = True, plain
         mine = self._stream
         try:
             yield mine

@@ -43,6 +43,7 @@ class Offer:
         token_chunks: TOKEN_IDS chunk objects, by which a delta is found; not opened yet.
         request: The message as it came: what a restart has to know of it.
         speaker: What the source speaks.
+        data_plane: The data plane that it asks for, as the message has it.
     """
 
     key: TransferKey
@@ -59,6 +60,7 @@ class Offer:
     token_chunks: tuple[bytes, ...]
     request: bytes
     speaker: Speaker
+    data_plane: int = 0
 
     @property
     def claim_nonce(self) -> bytes:
@@ -115,6 +117,7 @@ def read_offer(request: pb.PrepareRequest, source: str) -> Offer:
         token_chunks=tuple(request.token_chunks),
         request=encoded,
         speaker=Speaker(source, read_minors(request.protocol), request.node_version),
+        data_plane=request.data_plane,
     )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import grpc.aio
 
 from node.binding import PackBinding
 from node.config import Address
+from node.dataplane.options import Plane
 from node.engine_thread import EngineThread
 from node.migration.journal import Journal
 from node.migration.timeline import Timeline
@@ -33,7 +34,8 @@ RESUME_S: Final = 45.0
 class Source:
     """What every move of one node needs.
 
-    ``resume_s``: how long a target may be out of reach; ``speaks``: versions of the protocol.
+    ``resume_s``: how long a target may be out of reach; ``speaks``: versions of the protocol;
+    ``towards``: data planes that are asked of targets, by name.
     """
 
     sessions: Sessions
@@ -43,6 +45,11 @@ class Source:
     connect: Callable[[str, Address], grpc.aio.Channel]
     resume_s: float = RESUME_S
     speaks: Minors = OURS
+    towards: Mapping[str, Plane] = field(default_factory=dict)
+
+    def plane_of(self, order: Order) -> Plane:
+        """The data plane that a move asks its target for."""
+        return order.data_plane or self.towards.get(order.target, Plane.MTLS)
 
     @property
     def speaker(self) -> Speaker:
@@ -60,6 +67,7 @@ class Order:
         accept_compatible: A continuation that is not bit-exact will do.
         copy_as: Name of the target's own session; empty for a move.
         compress: Rows are compressed where that saves 3 % or more: for slow links.
+        data_plane: Where chunks travel, if the target lets them; None: as the node was set up.
     """
 
     target: str
@@ -67,6 +75,7 @@ class Order:
     accept_compatible: bool = False
     copy_as: str = ""
     compress: bool = False
+    data_plane: Plane | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,8 @@ class Moved:
         timeline: When what was sent.
         wire_bytes: All serialized messages, both directions.
         objects: Chunks of the cut.
+        data_plane: Of the last stream.
+        plane_fallback: Why it is not the one that was asked for; empty where it is.
     """
 
     session_id: str
@@ -101,6 +112,8 @@ class Moved:
     timeline: Timeline
     wire_bytes: int
     objects: int
+    data_plane: Plane = Plane.MTLS
+    plane_fallback: str = ""
 
 
 class Patience:

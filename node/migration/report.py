@@ -41,6 +41,8 @@ def result_message(moved: Moved) -> session_pb2.MigrateResult:
         position=moved.position,
         held_bytes=timeline.held_bytes,
         resumed=timeline.resumed,
+        data_plane=moved.data_plane.value,
+        plane_fallback=moved.plane_fallback,
         phases=session_pb2.HandoverPhases(
             boundary_s=timeline.boundary_s - zero,
             pushed_s=timeline.pushed_s - zero,

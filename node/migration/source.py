@@ -22,6 +22,7 @@ from kvpack.errors import KvpackError
 from kvpack.layout import LayerKind
 from kvpack.wire import encode_numerics
 from node import fault_points
+from node.dataplane.lane import Lane
 from node.directory import NONCE_BYTES, Whose, whose
 from node.errors import (
     DirectoryError,
@@ -90,6 +91,7 @@ class Move:
         self._machine = Machine(COPY if order.copy_as else SOURCE, SourceState.IDLE)
         self._timeline = Timeline(time.monotonic())
         self._meter = wire.Meter()
+        self._lane = Lane(source.plane_of(order), order.target, self._meter)
         self._feed = feeding(self._timeline, self._report_progress)
         self._patience = Patience(source.resume_s)
         self._streaming: asyncio.Task[Fed] | None = None
@@ -173,6 +175,7 @@ class Move:
                 self._session.session_id,
                 self._order, self._fed.position, self._reply, self._timeline,
                 self._meter.wire_bytes, len(self._fed.references),
+                self._lane.used, self._lane.fallback,
             )  # fmt: skip
         raise TransferFailedError(
             f"{self._failure}; the session stays on this node"
@@ -201,6 +204,7 @@ class Move:
             reply = await self._ask(self._stub.prepare, request, PREPARE_S)
             fault_points.reach("source.prepare.after")
             self._agree(reply)
+            self._lane.answered(reply)
             if reply.received_objects > self._holding.received:
                 self._patience.renew()
             self._holding = Holding(reply.received_objects, frozenset(reply.held_seal_ids))
@@ -243,6 +247,7 @@ class Move:
         if not order.copy_as:
             request.token.CopyFrom(wire.token_message(session.token))
         versions.state(request, self._source.speaker)
+        self._lane.wish(request, self._source.speaks)
         return request
 
     @property
@@ -250,8 +255,9 @@ class Move:
         return pb.TransferRef() if self._request is None else self._request.transfer
 
     async def _stream(self) -> SourceEvent:
+        stub = self._lane.stub(self._stub, self._transfer)
         self._streaming = asyncio.ensure_future(
-            self._feed.run(self._stub, self._transfer, self._order.target, self._holding)
+            self._feed.run(stub, self._transfer, self._order.target, self._holding)
         )
         try:
             self._fed = await self._streaming
@@ -263,6 +269,7 @@ class Move:
             why = await self._why(error)
             if why is error and self._patience.left():
                 log.warning("move of %s: the link broke: %s", self._session.session_id, error)
+                self._lane.broke()
                 return SourceEvent.PUSH_CUT
             return self._failed(why, SourceEvent.PUSH_FAILED)
         except KvpackError as error:

@@ -163,7 +163,9 @@ class Transfers(Book):
                 await let_go(self._target, offer, base)
         await self._target.journal.record(entry.key, TargetState.ABORTED)
 
-    async def push(self, key: TransferKey, pieces: AsyncIterator[Piece]) -> int:
+    async def push(
+        self, key: TransferKey, pieces: AsyncIterator[Piece], *, plain: bool = False
+    ) -> int:
         """Take the chunks of one stream. Where it ends says nothing: only Seal does.
 
         Returns:
@@ -175,7 +177,7 @@ class Transfers(Book):
             KvpackError: A chunk was refused; the whole transfer is given up.
         """
         inbound = self._find(key)
-        with inbound.stream() as number:
+        with inbound.stream(plain=plain) as number:
             inbound.step(TargetEvent.PIECE)
             async for piece in pieces:
                 if not await self._take_at_once(inbound, number, piece):
@@ -366,7 +368,7 @@ class Transfers(Book):
 
     async def _refuse(self, inbound: Inbound, error: KvpackError) -> None:
         async with inbound.lock:
-            await self._give_up(inbound, TargetEvent.PIECE_BAD, error)
+            await self._give_up_piece(inbound, error)
 
     async def _take(self, inbound: Inbound, number: int, piece: Piece) -> None:
         async with inbound.lock:
@@ -375,7 +377,7 @@ class Transfers(Book):
             try:
                 await inbound.receiver.take_piece(piece)
             except KvpackError as error:
-                await self._give_up(inbound, TargetEvent.PIECE_BAD, error)
+                await self._give_up_piece(inbound, error)
                 raise
 
     async def _seal(self, inbound: Inbound, inventory: Inventory) -> int:

@@ -28,6 +28,9 @@ FIRST: Final = 0
 #: From here on the target names its program, and Seal repeats what was chosen.
 NAMED: Final = 1
 
+#: From here on Prepare may ask for another data plane, and its answer and Status say more.
+PLANES: Final = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Minors:
@@ -53,7 +56,7 @@ class Minors:
 
 
 #: What this build speaks: its own version and, at least, that of the release before.
-OURS: Final = Minors(FIRST, NAMED)
+OURS: Final = Minors(FIRST, PLANES)
 
 #: What somebody speaks who does not say.
 UNSAID: Final = Minors(FIRST, FIRST)

@@ -39,7 +39,7 @@ RETRY_AFTER_KEY: Final = "kvpack-retry-after-ms"
 PIECE_BYTES_MAX: Final = OBJECT_BYTES_MAX + 16
 
 #: A piece without an object: a transfer's name is the longest of them.
-_SMALL_BYTES_MAX: Final = 64
+SMALL_BYTES_MAX: Final = 64
 
 _TAG_OBJECT: Final = 0x12  # field 2, length-delimited
 
@@ -168,7 +168,7 @@ class Cut:
 Piece = memoryview | Held | Cut
 
 
-def decode_piece(message: bytes) -> pb.TransferRef | Piece:
+def decode_piece(message: bytes | memoryview) -> pb.TransferRef | Piece:
     """Read one piece; of a chunk object, a view of it inside ``message``.
 
     Raises:
@@ -178,7 +178,7 @@ def decode_piece(message: bytes) -> pb.TransferRef | Piece:
     if len(message) > PIECE_BYTES_MAX:
         raise FormatError("piece", f"<= {PIECE_BYTES_MAX} bytes", len(message))
     if message[:1] != bytes((_TAG_OBJECT,)):
-        return _decode_small(message)
+        return _decode_small(bytes(message[: SMALL_BYTES_MAX + 1]))
     length, start = _read_varint(message, 1)
     if length != len(message) - start or length == 0:
         raise FormatError("piece.object", f"{len(message) - start} bytes", length)
@@ -212,7 +212,7 @@ def _as_it_is(encoded: bytes) -> bytes:
 
 def _decode_small(message: bytes) -> pb.TransferRef | Held | Cut:
     try:
-        piece = pb.Piece.FromString(message[: _SMALL_BYTES_MAX + 1])
+        piece = pb.Piece.FromString(message)
     except DecodeError as error:
         raise FormatError("piece", "one field", "other bytes") from error
     which = piece.WhichOneof("piece")
@@ -232,7 +232,7 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _read_varint(message: bytes, offset: int) -> tuple[int, int]:
+def _read_varint(message: bytes | memoryview, offset: int) -> tuple[int, int]:
     """``(value, next offset)`` of a minimal varint below 2^28."""
     value = 0
     for shift in range(0, 28, 7):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16node/pb/v1/bench.proto\x12\x07node.v1\"4\n\x0c\x42\x65ginRequest\x12\x0f\n\x07stall_s\x18\x01 \x01(\x01\x12\x13\n\x0bheld_tokens\x18\x02 \x01(\r\"\x0c\n\nBeginReply\"&\n\x0f\x42\x61selineRequest\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\"\x1d\n\rBaselineReply\x12\x0c\n\x04port\x18\x01 \x01(\r\" \n\nEndRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x86\x01\n\x08\x45ndReply\x12\r\n\x05\x63pu_s\x18\x01 \x01(\x01\x12\x19\n\x0cgrowth_bytes\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x0cplanes_bytes\x18\x03 \x01(\x04\x12\x15\n\rrows_compared\x18\x04 \x01(\x04\x12\x12\n\nrows_equal\x18\x05 \x01(\x04\x42\x0f\n\r_growth_bytes2\xa9\x01\n\x05\x42\x65nch\x12\x33\n\x05\x42\x65gin\x12\x15.node.v1.BeginRequest\x1a\x13.node.v1.BeginReply\x12<\n\x08\x42\x61seline\x12\x18.node.v1.BaselineRequest\x1a\x16.node.v1.BaselineReply\x12-\n\x03\x45nd\x12\x13.node.v1.EndRequest\x1a\x11.node.v1.EndReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16node/pb/v1/bench.proto\x12\x07node.v1\"4\n\x0c\x42\x65ginRequest\x12\x0f\n\x07stall_s\x18\x01 \x01(\x01\x12\x13\n\x0bheld_tokens\x18\x02 \x01(\r\"\x0c\n\nBeginReply\"5\n\x0f\x42\x61selineRequest\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\r\n\x05plain\x18\x02 \x01(\x08\"\x1d\n\rBaselineReply\x12\x0c\n\x04port\x18\x01 \x01(\r\" \n\nEndRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x86\x01\n\x08\x45ndReply\x12\r\n\x05\x63pu_s\x18\x01 \x01(\x01\x12\x19\n\x0cgrowth_bytes\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x0cplanes_bytes\x18\x03 \x01(\x04\x12\x15\n\rrows_compared\x18\x04 \x01(\x04\x12\x12\n\nrows_equal\x18\x05 \x01(\x04\x42\x0f\n\r_growth_bytes2\xa9\x01\n\x05\x42\x65nch\x12\x33\n\x05\x42\x65gin\x12\x15.node.v1.BeginRequest\x1a\x13.node.v1.BeginReply\x12<\n\x08\x42\x61seline\x12\x18.node.v1.BaselineRequest\x1a\x16.node.v1.BaselineReply\x12-\n\x03\x45nd\x12\x13.node.v1.EndRequest\x1a\x11.node.v1.EndReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,13 +36,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BEGINREPLY']._serialized_start=89
   _globals['_BEGINREPLY']._serialized_end=101
   _globals['_BASELINEREQUEST']._serialized_start=103
-  _globals['_BASELINEREQUEST']._serialized_end=141
-  _globals['_BASELINEREPLY']._serialized_start=143
-  _globals['_BASELINEREPLY']._serialized_end=172
-  _globals['_ENDREQUEST']._serialized_start=174
-  _globals['_ENDREQUEST']._serialized_end=206
-  _globals['_ENDREPLY']._serialized_start=209
-  _globals['_ENDREPLY']._serialized_end=343
-  _globals['_BENCH']._serialized_start=346
-  _globals['_BENCH']._serialized_end=515
+  _globals['_BASELINEREQUEST']._serialized_end=156
+  _globals['_BASELINEREPLY']._serialized_start=158
+  _globals['_BASELINEREPLY']._serialized_end=187
+  _globals['_ENDREQUEST']._serialized_start=189
+  _globals['_ENDREQUEST']._serialized_end=221
+  _globals['_ENDREPLY']._serialized_start=224
+  _globals['_ENDREPLY']._serialized_end=358
+  _globals['_BENCH']._serialized_start=361
+  _globals['_BENCH']._serialized_end=530
 # @@protoc_insertion_point(module_scope)

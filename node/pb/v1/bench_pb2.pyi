@@ -60,16 +60,20 @@ class BaselineRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    PLAIN_FIELD_NUMBER: _builtins.int
     total_bytes: _builtins.int
     """what the caller will send"""
+    plain: _builtins.bool
+    """without TLS: any caller's bytes, which are counted and dropped"""
     def __init__(
         self,
         *,
         total_bytes: _builtins.int = ...,
+        plain: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plain", b"plain", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

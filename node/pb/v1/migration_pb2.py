@@ -26,47 +26,49 @@ from node.pb.v1 import ownership_pb2 as node_dot_pb_dot_v1_dot_ownership__pb2
 from node.pb.v1 import protocol_pb2 as node_dot_pb_dot_v1_dot_protocol__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anode/pb/v1/migration.proto\x12\x07node.v1\x1a\x1anode/pb/v1/ownership.proto\x1a\x19node/pb/v1/protocol.proto\",\n\x0bTransferRef\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\xcc\x02\n\x0ePrepareRequest\x12&\n\x08transfer\x18\x01 \x01(\x0b\x32\x14.node.v1.TransferRef\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x1b\n\x04mode\x18\x03 \x01(\x0e\x32\r.node.v1.Mode\x12&\n\x05token\x18\x04 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x13\n\x0bpack_header\x18\x05 \x01(\x0c\x12\x10\n\x08numerics\x18\x06 \x01(\x0c\x12\x10\n\x08position\x18\x07 \x01(\r\x12\x19\n\x11\x61\x63\x63\x65pt_compatible\x18\x08 \x01(\x08\x12\x0f\n\x07growing\x18\t \x01(\x08\x12\x14\n\x0ctoken_chunks\x18\n \x03(\x0c\x12(\n\x08protocol\x18\x0b \x01(\x0b\x32\x16.node.v1.ProtocolRange\x12\x14\n\x0cnode_version\x18\x0c \x01(\t\"\xb3\x01\n\x0cPrepareReply\x12\x18\n\x10received_objects\x18\x01 \x01(\x04\x12+\n\x0c\x63ontinuation\x18\x02 \x01(\x0e\x32\x15.node.v1.Continuation\x12\x17\n\x0f\x64urable_objects\x18\x03 \x01(\x04\x12\x15\n\rheld_seal_ids\x18\x04 \x03(\x0c\x12\x16\n\x0eprotocol_minor\x18\x05 \x01(\r\x12\x14\n\x0cnode_version\x18\x06 \x01(\t\"g\n\x05Piece\x12$\n\x04open\x18\x01 \x01(\x0b\x32\x14.node.v1.TransferRefH\x00\x12\x10\n\x06object\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04held\x18\x03 \x01(\x0cH\x00\x12\r\n\x03\x63ut\x18\x04 \x01(\rH\x00\x42\x07\n\x05piece\"%\n\tPushReply\x12\x18\n\x10received_objects\x18\x01 \x01(\x04\"\xb8\x01\n\x0bSealRequest\x12&\n\x08transfer\x18\x01 \x01(\x0b\x32\x14.node.v1.TransferRef\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x0f\n\x07objects\x18\x03 \x01(\x04\x12\x14\n\x0cobject_bytes\x18\x04 \x01(\x04\x12\x17\n\x0f\x62oundary_digest\x18\x05 \x01(\x0c\x12\x17\n\x0f\x62oundary_logits\x18\x06 \x01(\x0c\x12\x16\n\x0eprotocol_minor\x18\x07 \x01(\r\"\x1c\n\tSealReply\x12\x0f\n\x07objects\x18\x01 \x01(\x04\"7\n\rCommitRequest\x12&\n\x08transfer\x18\x01 \x01(\x0b\x32\x14.node.v1.TransferRef\"\xc0\x01\n\x0b\x43ommitReply\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12+\n\x0c\x63ontinuation\x18\x04 \x01(\x0e\x32\x15.node.v1.Continuation\x12\r\n\x05\x64rift\x18\x05 \x01(\x01\x12#\n\x06phases\x18\x06 \x01(\x0b\x32\x13.node.v1.PhaseTimes\"T\n\nPhaseTimes\x12\x0f\n\x07probe_s\x18\x01 \x01(\x01\x12\x11\n\tdurable_s\x18\x02 \x01(\x01\x12\x12\n\ntransfer_s\x18\x03 \x01(\x01\x12\x0e\n\x06swap_s\x18\x04 \x01(\x01\"6\n\x0c\x41\x62ortRequest\x12&\n\x08transfer\x18\x01 \x01(\x0b\x32\x14.node.v1.TransferRef\"3\n\nAbortReply\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.node.v1.TransferState\"7\n\rStatusRequest\x12&\n\x08transfer\x18\x01 \x01(\x0b\x32\x14.node.v1.TransferRef\"\x8b\x01\n\x0bStatusReply\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.node.v1.TransferState\x12\r\n\x05owner\x18\x02 \x01(\t\x12&\n\x05token\x18\x03 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t*:\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_MOVE\x10\x01\x12\r\n\tMODE_COPY\x10\x02*a\n\x0c\x43ontinuation\x12\x1c\n\x18\x43ONTINUATION_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43ONTINUATION_EXACT\x10\x01\x12\x1b\n\x17\x43ONTINUATION_COMPATIBLE\x10\x02*\xbb\x01\n\rTransferState\x12\x1e\n\x1aTRANSFER_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13TRANSFER_STATE_OPEN\x10\x01\x12\x19\n\x15TRANSFER_STATE_SEALED\x10\x02\x12\x1c\n\x18TRANSFER_STATE_UNSETTLED\x10\x03\x12\x1c\n\x18TRANSFER_STATE_COMMITTED\x10\x04\x12\x1a\n\x16TRANSFER_STATE_ABORTED\x10\x05\x32\xcb\x02\n\tMigration\x12\x39\n\x07Prepare\x12\x17.node.v1.PrepareRequest\x1a\x15.node.v1.PrepareReply\x12,\n\x04Push\x12\x0e.node.v1.Piece\x1a\x12.node.v1.PushReply(\x01\x12\x30\n\x04Seal\x12\x14.node.v1.SealRequest\x1a\x12.node.v1.SealReply\x12\x36\n\x06\x43ommit\x12\x16.node.v1.CommitRequest\x1a\x14.node.v1.CommitReply\x12\x33\n\x05\x41\x62ort\x12\x15.node.v1.AbortRequest\x1a\x13.node.v1.AbortReply\x12\x36\n\x06Status\x12\x16.node.v1.StatusRequest\x1a\x14.node.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anode/pb/v1/migration.proto\x12\x07node.v1\x1a\x1anode/pb/v1/ownership.proto\x1a\x19node/pb/v1/protocol.proto\",\n\x0bTransferRef\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\xf4\x02\n\x0ePrepareRequest\x12&\n\x08transfer\x18\x01 \x01(\x0b\x32\x14.node.v1.TransferRef\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x1b\n\x04mode\x18\x03 \x01(\x0e\x32\r.node.v1.Mode\x12&\n\x05token\x18\x04 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x13\n\x0bpack_header\x18\x05 \x01(\x0c\x12\x10\n\x08numerics\x18\x06 \x01(\x0c\x12\x10\n\x08position\x18\x07 \x01(\r\x12\x19\n\x11\x61\x63\x63\x65pt_compatible\x18\x08 \x01(\x08\x12\x0f\n\x07growing\x18\t \x01(\x08\x12\x14\n\x0ctoken_chunks\x18\n \x03(\x0c\x12(\n\x08protocol\x18\x0b \x01(\x0b\x32\x16.node.v1.ProtocolRange\x12\x14\n\x0cnode_version\x18\x0c \x01(\t\x12&\n\ndata_plane\x18\r \x01(\x0e\x32\x12.node.v1.DataPlane\"\x85\x01\n\x0bPlaneTicket\x12!\n\x05plane\x18\x01 \x01(\x0e\x32\x12.node.v1.DataPlane\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\r\n\x05token\x18\x04 \x01(\x0c\x12\x11\n\tframe_key\x18\x05 \x01(\x0c\x12\x10\n\x08valid_ms\x18\x06 \x01(\r\"\xd8\x01\n\x0cPrepareReply\x12\x18\n\x10received_objects\x18\x01 \x01(\x04\x12+\n\x0c\x63ontinuation\x18\x02 \x01(\x0e\x32\x15.node.v1.Continuation\x12\x17\n\x0f\x64urable_objects\x18\x03 \x01(\x04\x12\x15\n\rheld_seal_ids\x18\x04 \x03(\x0c\x12\x16\n\x0eprotocol_minor\x18\x05 \x01(\r\x12\x14\n\x0cnode_version\x18\x06 \x01(\t\x12#\n\x05plane\x18\x07 \x01(\x0b\x32\x14.node.v1.PlaneTicket\"g\n\x05Piece\x12$\n\x04open\x18\x01 \x01(\x0b\x32\x14.node.v1.TransferRefH\x00\x12\x10\n\x06object\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04held\x18\x03 \x01(\x0cH\x00\x12\r\n\x03\x63ut\x18\x04 \x01(\rH\x00\x42\x07\n\x05piece\"%\n\tPushReply\x12\x18\n\x10received_objects\x18\x01 \x01(\x04\"\xb8\x01\n\x0bSealRequest\x12&\n\x08transfer\x18\x01 \x01(\x0b\x32\x14.node.v1.TransferRef\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x0f\n\x07objects\x18\x03 \x01(\x04\x12\x14\n\x0cobject_bytes\x18\x04 \x01(\x04\x12\x17\n\x0f\x62oundary_digest\x18\x05 \x01(\x0c\x12\x17\n\x0f\x62oundary_logits\x18\x06 \x01(\x0c\x12\x16\n\x0eprotocol_minor\x18\x07 \x01(\r\"\x1c\n\tSealReply\x12\x0f\n\x07objects\x18\x01 \x01(\x04\"7\n\rCommitRequest\x12&\n\x08transfer\x18\x01 \x01(\x0b\x32\x14.node.v1.TransferRef\"\xc0\x01\n\x0b\x43ommitReply\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12+\n\x0c\x63ontinuation\x18\x04 \x01(\x0e\x32\x15.node.v1.Continuation\x12\r\n\x05\x64rift\x18\x05 \x01(\x01\x12#\n\x06phases\x18\x06 \x01(\x0b\x32\x13.node.v1.PhaseTimes\"T\n\nPhaseTimes\x12\x0f\n\x07probe_s\x18\x01 \x01(\x01\x12\x11\n\tdurable_s\x18\x02 \x01(\x01\x12\x12\n\ntransfer_s\x18\x03 \x01(\x01\x12\x0e\n\x06swap_s\x18\x04 \x01(\x01\"6\n\x0c\x41\x62ortRequest\x12&\n\x08transfer\x18\x01 \x01(\x0b\x32\x14.node.v1.TransferRef\"3\n\nAbortReply\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.node.v1.TransferState\"7\n\rStatusRequest\x12&\n\x08transfer\x18\x01 \x01(\x0b\x32\x14.node.v1.TransferRef\"\xa5\x01\n\x0bStatusReply\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.node.v1.TransferState\x12\r\n\x05owner\x18\x02 \x01(\t\x12&\n\x05token\x18\x03 \x01(\x0b\x32\x17.node.v1.OwnershipToken\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x18\n\x10received_objects\x18\x06 \x01(\x04*:\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_MOVE\x10\x01\x12\r\n\tMODE_COPY\x10\x02*a\n\x0c\x43ontinuation\x12\x1c\n\x18\x43ONTINUATION_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43ONTINUATION_EXACT\x10\x01\x12\x1b\n\x17\x43ONTINUATION_COMPATIBLE\x10\x02*\xbb\x01\n\rTransferState\x12\x1e\n\x1aTRANSFER_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13TRANSFER_STATE_OPEN\x10\x01\x12\x19\n\x15TRANSFER_STATE_SEALED\x10\x02\x12\x1c\n\x18TRANSFER_STATE_UNSETTLED\x10\x03\x12\x1c\n\x18TRANSFER_STATE_COMMITTED\x10\x04\x12\x1a\n\x16TRANSFER_STATE_ABORTED\x10\x05\x32\xcb\x02\n\tMigration\x12\x39\n\x07Prepare\x12\x17.node.v1.PrepareRequest\x1a\x15.node.v1.PrepareReply\x12,\n\x04Push\x12\x0e.node.v1.Piece\x1a\x12.node.v1.PushReply(\x01\x12\x30\n\x04Seal\x12\x14.node.v1.SealRequest\x1a\x12.node.v1.SealReply\x12\x36\n\x06\x43ommit\x12\x16.node.v1.CommitRequest\x1a\x14.node.v1.CommitReply\x12\x33\n\x05\x41\x62ort\x12\x15.node.v1.AbortRequest\x1a\x13.node.v1.AbortReply\x12\x36\n\x06Status\x12\x16.node.v1.StatusRequest\x1a\x14.node.v1.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'node.pb.v1.migration_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODE']._serialized_start=1664
-  _globals['_MODE']._serialized_end=1722
-  _globals['_CONTINUATION']._serialized_start=1724
-  _globals['_CONTINUATION']._serialized_end=1821
-  _globals['_TRANSFERSTATE']._serialized_start=1824
-  _globals['_TRANSFERSTATE']._serialized_end=2011
+  _globals['_MODE']._serialized_start=1903
+  _globals['_MODE']._serialized_end=1961
+  _globals['_CONTINUATION']._serialized_start=1963
+  _globals['_CONTINUATION']._serialized_end=2060
+  _globals['_TRANSFERSTATE']._serialized_start=2063
+  _globals['_TRANSFERSTATE']._serialized_end=2250
   _globals['_TRANSFERREF']._serialized_start=94
   _globals['_TRANSFERREF']._serialized_end=138
   _globals['_PREPAREREQUEST']._serialized_start=141
-  _globals['_PREPAREREQUEST']._serialized_end=473
-  _globals['_PREPAREREPLY']._serialized_start=476
-  _globals['_PREPAREREPLY']._serialized_end=655
-  _globals['_PIECE']._serialized_start=657
-  _globals['_PIECE']._serialized_end=760
-  _globals['_PUSHREPLY']._serialized_start=762
-  _globals['_PUSHREPLY']._serialized_end=799
-  _globals['_SEALREQUEST']._serialized_start=802
-  _globals['_SEALREQUEST']._serialized_end=986
-  _globals['_SEALREPLY']._serialized_start=988
-  _globals['_SEALREPLY']._serialized_end=1016
-  _globals['_COMMITREQUEST']._serialized_start=1018
-  _globals['_COMMITREQUEST']._serialized_end=1073
-  _globals['_COMMITREPLY']._serialized_start=1076
-  _globals['_COMMITREPLY']._serialized_end=1268
-  _globals['_PHASETIMES']._serialized_start=1270
-  _globals['_PHASETIMES']._serialized_end=1354
-  _globals['_ABORTREQUEST']._serialized_start=1356
-  _globals['_ABORTREQUEST']._serialized_end=1410
-  _globals['_ABORTREPLY']._serialized_start=1412
-  _globals['_ABORTREPLY']._serialized_end=1463
-  _globals['_STATUSREQUEST']._serialized_start=1465
-  _globals['_STATUSREQUEST']._serialized_end=1520
-  _globals['_STATUSREPLY']._serialized_start=1523
-  _globals['_STATUSREPLY']._serialized_end=1662
-  _globals['_MIGRATION']._serialized_start=2014
-  _globals['_MIGRATION']._serialized_end=2345
+  _globals['_PREPAREREQUEST']._serialized_end=513
+  _globals['_PLANETICKET']._serialized_start=516
+  _globals['_PLANETICKET']._serialized_end=649
+  _globals['_PREPAREREPLY']._serialized_start=652
+  _globals['_PREPAREREPLY']._serialized_end=868
+  _globals['_PIECE']._serialized_start=870
+  _globals['_PIECE']._serialized_end=973
+  _globals['_PUSHREPLY']._serialized_start=975
+  _globals['_PUSHREPLY']._serialized_end=1012
+  _globals['_SEALREQUEST']._serialized_start=1015
+  _globals['_SEALREQUEST']._serialized_end=1199
+  _globals['_SEALREPLY']._serialized_start=1201
+  _globals['_SEALREPLY']._serialized_end=1229
+  _globals['_COMMITREQUEST']._serialized_start=1231
+  _globals['_COMMITREQUEST']._serialized_end=1286
+  _globals['_COMMITREPLY']._serialized_start=1289
+  _globals['_COMMITREPLY']._serialized_end=1481
+  _globals['_PHASETIMES']._serialized_start=1483
+  _globals['_PHASETIMES']._serialized_end=1567
+  _globals['_ABORTREQUEST']._serialized_start=1569
+  _globals['_ABORTREQUEST']._serialized_end=1623
+  _globals['_ABORTREPLY']._serialized_start=1625
+  _globals['_ABORTREPLY']._serialized_end=1676
+  _globals['_STATUSREQUEST']._serialized_start=1678
+  _globals['_STATUSREQUEST']._serialized_end=1733
+  _globals['_STATUSREPLY']._serialized_start=1736
+  _globals['_STATUSREPLY']._serialized_end=1901
+  _globals['_MIGRATION']._serialized_start=2253
+  _globals['_MIGRATION']._serialized_end=2584
 # @@protoc_insertion_point(module_scope)

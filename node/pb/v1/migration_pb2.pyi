@@ -122,6 +122,7 @@ class PrepareRequest(_message.Message):
     TOKEN_CHUNKS_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     NODE_VERSION_FIELD_NUMBER: _builtins.int
+    DATA_PLANE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """its name on the target"""
     mode: Global___Mode.ValueType
@@ -137,6 +138,8 @@ class PrepareRequest(_message.Message):
     """the session is live: a piece names the cut later"""
     node_version: _builtins.str
     """the source's program, for logs and refusals"""
+    data_plane: _protocol_pb2.DataPlane.ValueType
+    """a wish, which whoever does not offer it passes over"""
     @_builtins.property
     def transfer(self) -> Global___TransferRef: ...
     @_builtins.property
@@ -166,14 +169,56 @@ class PrepareRequest(_message.Message):
         token_chunks: _abc.Iterable[_builtins.bytes] | None = ...,
         protocol: _protocol_pb2.ProtocolRange | None = ...,
         node_version: _builtins.str = ...,
+        data_plane: _protocol_pb2.DataPlane.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "token", b"token", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "growing", b"growing", "mode", b"mode", "node_version", b"node_version", "numerics", b"numerics", "pack_header", b"pack_header", "position", b"position", "protocol", b"protocol", "session_id", b"session_id", "token", b"token", "token_chunks", b"token_chunks", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "data_plane", b"data_plane", "growing", b"growing", "mode", b"mode", "node_version", b"node_version", "numerics", b"numerics", "pack_header", b"pack_header", "position", b"position", "protocol", b"protocol", "session_id", b"session_id", "token", b"token", "token_chunks", b"token_chunks", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrepareRequest: _TypeAlias = PrepareRequest  # noqa: Y015
+
+@_typing.final
+class PlaneTicket(_message.Message):
+    """One opening of one stream on a plain data plane. Secret: it travels under mTLS alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLANE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    FRAME_KEY_FIELD_NUMBER: _builtins.int
+    VALID_MS_FIELD_NUMBER: _builtins.int
+    plane: _protocol_pb2.DataPlane.ValueType
+    address: _builtins.str
+    """HOST:PORT of the target's plane"""
+    number: _builtins.int
+    """of this ticket, by which the target finds it"""
+    token: _builtins.bytes
+    """32 bytes, shown once, in the clear, within valid_ms"""
+    frame_key: _builtins.bytes
+    """32 bytes, never shown: what each frame's tag is made with"""
+    valid_ms: _builtins.int
+    """from the answer on"""
+    def __init__(
+        self,
+        *,
+        plane: _protocol_pb2.DataPlane.ValueType = ...,
+        address: _builtins.str = ...,
+        number: _builtins.int = ...,
+        token: _builtins.bytes = ...,
+        frame_key: _builtins.bytes = ...,
+        valid_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "frame_key", b"frame_key", "number", b"number", "plane", b"plane", "token", b"token", "valid_ms", b"valid_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlaneTicket: _TypeAlias = PlaneTicket  # noqa: Y015
 
 @_typing.final
 class PrepareReply(_message.Message):
@@ -185,6 +230,7 @@ class PrepareReply(_message.Message):
     HELD_SEAL_IDS_FIELD_NUMBER: _builtins.int
     PROTOCOL_MINOR_FIELD_NUMBER: _builtins.int
     NODE_VERSION_FIELD_NUMBER: _builtins.int
+    PLANE_FIELD_NUMBER: _builtins.int
     received_objects: _builtins.int
     """objects of this transfer already taken, in the order sent"""
     continuation: Global___Continuation.ValueType
@@ -199,6 +245,10 @@ class PrepareReply(_message.Message):
     def held_seal_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """32 bytes each: objects that need only be named, not sent"""
 
+    @_builtins.property
+    def plane(self) -> Global___PlaneTicket:
+        """for the next stream, where the wish is granted; from 1.2 on"""
+
     def __init__(
         self,
         *,
@@ -208,10 +258,11 @@ class PrepareReply(_message.Message):
         held_seal_ids: _abc.Iterable[_builtins.bytes] | None = ...,
         protocol_minor: _builtins.int = ...,
         node_version: _builtins.str = ...,
+        plane: Global___PlaneTicket | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plane", b"plane"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "durable_objects", b"durable_objects", "held_seal_ids", b"held_seal_ids", "node_version", b"node_version", "protocol_minor", b"protocol_minor", "received_objects", b"received_objects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "durable_objects", b"durable_objects", "held_seal_ids", b"held_seal_ids", "node_version", b"node_version", "plane", b"plane", "protocol_minor", b"protocol_minor", "received_objects", b"received_objects"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -492,6 +543,7 @@ class StatusReply(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    RECEIVED_OBJECTS_FIELD_NUMBER: _builtins.int
     state: Global___TransferState.ValueType
     owner: _builtins.str
     """node that the directory names as owner; empty where none"""
@@ -499,6 +551,8 @@ class StatusReply(_message.Message):
     """stable word of what ended the transfer; empty where nothing did"""
     detail: _builtins.str
     """a sentence about it"""
+    received_objects: _builtins.int
+    """of a transfer under way: as in PrepareReply; from 1.2 on"""
     @_builtins.property
     def token(self) -> _ownership_pb2.OwnershipToken:
         """its token; absent where there is no owner"""
@@ -511,10 +565,11 @@ class StatusReply(_message.Message):
         token: _ownership_pb2.OwnershipToken | None = ...,
         reason: _builtins.str = ...,
         detail: _builtins.str = ...,
+        received_objects: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "owner", b"owner", "reason", b"reason", "state", b"state", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "owner", b"owner", "reason", b"reason", "received_objects", b"received_objects", "state", b"state", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,13 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19node/pb/v1/protocol.proto\x12\x07node.v1\"<\n\rProtocolRange\x12\x14\n\x0clowest_minor\x18\x01 \x01(\r\x12\x15\n\rhighest_minor\x18\x02 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19node/pb/v1/protocol.proto\x12\x07node.v1\"<\n\rProtocolRange\x12\x14\n\x0clowest_minor\x18\x01 \x01(\r\x12\x15\n\rhighest_minor\x18\x02 \x01(\r*n\n\tDataPlane\x12\x1a\n\x16\x44\x41TA_PLANE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x41TA_PLANE_MTLS\x10\x01\x12\x19\n\x15\x44\x41TA_PLANE_GRPC_PLAIN\x10\x02\x12\x15\n\x11\x44\x41TA_PLANE_SOCKET\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'node.pb.v1.protocol_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_DATAPLANE']._serialized_start=100
+  _globals['_DATAPLANE']._serialized_end=210
   _globals['_PROTOCOLRANGE']._serialized_start=38
   _globals['_PROTOCOLRANGE']._serialized_end=98
 # @@protoc_insertion_point(module_scope)

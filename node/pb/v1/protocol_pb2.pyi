@@ -5,6 +5,7 @@ isort:skip_file
 
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -15,6 +16,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _DataPlane:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DataPlaneEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataPlane.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DATA_PLANE_UNSPECIFIED: _DataPlane.ValueType  # 0
+    """Migration.Push"""
+    DATA_PLANE_MTLS: _DataPlane.ValueType  # 1
+    """the same, asked for by name; never in a Prepare"""
+    DATA_PLANE_GRPC_PLAIN: _DataPlane.ValueType  # 2
+    """a gRPC stream without TLS, at an address of its own"""
+    DATA_PLANE_SOCKET: _DataPlane.ValueType  # 3
+    """a TCP socket without TLS, at an address of its own"""
+
+class DataPlane(_DataPlane, metaclass=_DataPlaneEnumTypeWrapper):
+    """Where the pieces of a stream travel; from 1.2 on."""
+
+DATA_PLANE_UNSPECIFIED: DataPlane.ValueType  # 0
+"""Migration.Push"""
+DATA_PLANE_MTLS: DataPlane.ValueType  # 1
+"""the same, asked for by name; never in a Prepare"""
+DATA_PLANE_GRPC_PLAIN: DataPlane.ValueType  # 2
+"""a gRPC stream without TLS, at an address of its own"""
+DATA_PLANE_SOCKET: DataPlane.ValueType  # 3
+"""a TCP socket without TLS, at an address of its own"""
+Global___DataPlane: _TypeAlias = DataPlane  # noqa: Y015
 
 @_typing.final
 class ProtocolRange(_message.Message):

@@ -488,6 +488,7 @@ class MigrateRequest(_message.Message):
     TARGETS_FIELD_NUMBER: _builtins.int
     COMPRESS_FIELD_NUMBER: _builtins.int
     TRANSIENT_FIELD_NUMBER: _builtins.int
+    DATA_PLANE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     target_node: _builtins.str
     """name in the target's certificate"""
@@ -502,6 +503,8 @@ class MigrateRequest(_message.Message):
     """The session is opened here for this one copy, computes token_ids, and is closed when the copy
     has ended, which a caller who hangs up does. No token; both names begin with "transient.".
     """
+    data_plane: _protocol_pb2.DataPlane.ValueType
+    """for every target; absent: what this node was set up with for each"""
     @_builtins.property
     def token(self) -> _ownership_pb2.OwnershipToken: ...
     @_builtins.property
@@ -527,10 +530,11 @@ class MigrateRequest(_message.Message):
         targets: _abc.Iterable[Global___MigrateTarget] | None = ...,
         compress: _builtins.bool = ...,
         transient: _builtins.bool = ...,
+        data_plane: _protocol_pb2.DataPlane.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "compress", b"compress", "copy_as", b"copy_as", "session_id", b"session_id", "target_address", b"target_address", "target_node", b"target_node", "targets", b"targets", "token", b"token", "token_ids", b"token_ids", "transient", b"transient"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_compatible", b"accept_compatible", "compress", b"compress", "copy_as", b"copy_as", "data_plane", b"data_plane", "session_id", b"session_id", "target_address", b"target_address", "target_node", b"target_node", "targets", b"targets", "token", b"token", "token_ids", b"token_ids", "transient", b"transient"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -731,6 +735,8 @@ class MigrateResult(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     HELD_BYTES_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
+    DATA_PLANE_FIELD_NUMBER: _builtins.int
+    PLANE_FALLBACK_FIELD_NUMBER: _builtins.int
     target_node: _builtins.str
     first_token: _builtins.int
     first_index: _builtins.int
@@ -764,6 +770,10 @@ class MigrateResult(_message.Message):
     """plaintext that the target held already: named, not sent"""
     resumed: _builtins.int
     """how often the stream was opened again"""
+    data_plane: _builtins.str
+    """of the last stream: "mtls", "grpc-plain" or "socket" """
+    plane_fallback: _builtins.str
+    """why it is not the one that was asked for; empty where it is"""
     @_builtins.property
     def token(self) -> _ownership_pb2.OwnershipToken: ...
     @_builtins.property
@@ -794,10 +804,12 @@ class MigrateResult(_message.Message):
         position: _builtins.int = ...,
         held_bytes: _builtins.int = ...,
         resumed: _builtins.int = ...,
+        data_plane: _builtins.str = ...,
+        plane_fallback: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["phases", b"phases", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation_verdict", b"continuation_verdict", "drift", b"drift", "exposed_handover_s", b"exposed_handover_s", "first_index", b"first_index", "first_token", b"first_token", "held_bytes", b"held_bytes", "hidden_fraction", b"hidden_fraction", "nope_bytes", b"nope_bytes", "objects", b"objects", "payload_bytes", b"payload_bytes", "payload_bytes_after_zero", b"payload_bytes_after_zero", "phases", b"phases", "position", b"position", "prefill_s", b"prefill_s", "resumed", b"resumed", "session_bytes", b"session_bytes", "session_id", b"session_id", "state_verdict", b"state_verdict", "swa_bytes", b"swa_bytes", "target_node", b"target_node", "token", b"token", "token_bytes", b"token_bytes", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation_verdict", b"continuation_verdict", "data_plane", b"data_plane", "drift", b"drift", "exposed_handover_s", b"exposed_handover_s", "first_index", b"first_index", "first_token", b"first_token", "held_bytes", b"held_bytes", "hidden_fraction", b"hidden_fraction", "nope_bytes", b"nope_bytes", "objects", b"objects", "payload_bytes", b"payload_bytes", "payload_bytes_after_zero", b"payload_bytes_after_zero", "phases", b"phases", "plane_fallback", b"plane_fallback", "position", b"position", "prefill_s", b"prefill_s", "resumed", b"resumed", "session_bytes", b"session_bytes", "session_id", b"session_id", "state_verdict", b"state_verdict", "swa_bytes", b"swa_bytes", "target_node", b"target_node", "token", b"token", "token_bytes", b"token_bytes", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,170 @@
+"""One stream over the socket plane, as the feed writes it: like a call of gRPC, without its copies.
+
+A thread sends; at most two pieces are with it. So a piece must stay as it is until the write after
+the next has returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Final
+
+from node.dataplane import blocking
+from node.dataplane.frames import TAKEN_BYTES, DisturbedError, Tags
+from node.dataplane.offered import Offered
+from node.errors import PeerUnavailableError
+from node.migration.wire import Meter
+from node.pb.v1 import migration_pb2 as pb
+
+#: How long the target may take to let a connection come about.
+CONNECT_S: Final = 5.0
+
+#: Pieces with the sending thread: one under way and one behind it.
+_AHEAD: Final = 2
+
+_Item = tuple[bytes, bytes | memoryview]
+
+
+class SocketCall:
+    """A stream, opened by its first write: that piece names the transfer, the ticket does it here.
+
+    Args:
+        offered: The ticket.
+        taken: Asks over mTLS how many objects the target has.
+        meter: Counts the bytes.
+    """
+
+    def __init__(self, offered: Offered, taken: Callable[[], Awaitable[int]], meter: Meter) -> None:
+        self._offered = offered
+        self._taken = taken
+        self._meter = meter
+        self._tags = Tags(offered.frame_key)
+        self._loop = asyncio.get_running_loop()
+        self._room = asyncio.Semaphore(_AHEAD)
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._answered: asyncio.Future[bytes] = self._loop.create_future()
+        self._connection: socket.socket | None = None
+        self.reached = False
+
+    async def write(self, piece: bytes | memoryview) -> None:
+        """Hand a piece over; returns when the one before it is with the kernel.
+
+        Raises:
+            PeerUnavailableError: The stream broke.
+        """
+        if self._connection is None:
+            await self._open()
+            return
+        await self._put(piece)
+
+    async def done_writing(self) -> None:
+        """Say that this was all."""
+        await self._put(b"")
+
+    def __await__(self) -> Generator[Any, None, pb.PushReply]:
+        return self._answer().__await__()
+
+    def cancel(self) -> None:
+        """End the stream; nothing happens where it has ended."""
+        if self._connection is not None:
+            blocking.end(self._connection)
+        self._queue.put(None)
+        self._answered.cancel()
+
+    async def _open(self) -> None:
+        address = self._offered.address
+        connection: socket.socket | None = None
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                connection = await _connect(address.host, address.port)
+                self.reached = True
+                await self._loop.sock_sendall(connection, self._offered.hello())
+            blocking.prepare(connection)
+            blocking.limit(connection, socket.SO_RCVTIMEO, blocking.STALL_S)
+        except OSError as error:
+            if connection is not None:
+                connection.close()
+            raise self._broken(error) from None
+        self._connection = connection
+        self._meter.wire_bytes += len(self._offered.hello())
+        threading.Thread(
+            target=self._send_all, args=(connection,), name="data plane", daemon=True
+        ).start()
+
+    async def _put(self, piece: bytes | memoryview) -> None:
+        await self._room.acquire()
+        if self._answered.done():
+            raise self._why()
+        header = self._tags.frame_header(piece)
+        self._meter.wire_bytes += len(header) + len(piece)
+        self._queue.put((header, piece))
+
+    async def _answer(self) -> pb.PushReply:
+        try:
+            self._tags.require_taken(await asyncio.shield(self._answered))
+        except (OSError, DisturbedError) as error:
+            raise self._broken(error) from None
+        self._meter.wire_bytes += TAKEN_BYTES
+        return pb.PushReply(received_objects=await self._taken())
+
+    def _why(self) -> PeerUnavailableError:
+        failure = None if self._answered.cancelled() else self._answered.exception()
+        return self._broken(failure or ConnectionAbortedError("ended early"))
+
+    def _broken(self, error: BaseException) -> PeerUnavailableError:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return PeerUnavailableError(f"{self._offered.where}: {why}")
+
+    def _send_all(self, connection: socket.socket) -> None:
+        with contextlib.closing(connection):
+            try:
+                while (item := self._queue.get()) is not None:
+                    header, piece = item
+                    blocking.send(connection, header, piece)
+                    self._tell(self._room.release)
+                    if not piece:
+                        answer = bytearray(TAKEN_BYTES)
+                        blocking.fill(connection, memoryview(answer))
+                        self._tell(self._note, bytes(answer))
+                        return
+            except OSError as error:
+                self._tell(self._fail, error)
+
+    def _tell(self, what: Callable[..., Any], *arguments: object) -> None:
+        # The loop may be gone where a process ends at once.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(what, *arguments)
+
+    def _note(self, answer: bytes) -> None:
+        if not self._answered.done():
+            self._answered.set_result(answer)
+
+    def _fail(self, error: OSError) -> None:
+        if not self._answered.done():
+            self._answered.set_exception(error)
+            self._answered.exception()  # Whether or not somebody asks.
+        self._room.release()
+
+
+async def _connect(host: str, port: int) -> socket.socket:
+    """A connected socket, not blocking.
+
+    Raises:
+        OSError: Nobody listens there, or there is no such host.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, place = found[0]
+    connection = socket.socket(family, kind, protocol)
+    try:
+        connection.setblocking(False)
+        await loop.sock_connect(connection, place)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,97 @@
+"""Nodes with plain data planes, and what stands between them on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+
+from node.client import NodeClient
+from node.config import Address
+from node.dataplane.options import Plane, PlaneAddress, PlaneOptions
+from node.server import Fitting, running
+
+
+def offering(*planes, senders=("source",)) -> PlaneOptions:
+    """A target that takes streams over ``planes``, on loopback."""
+    here = Address("127.0.0.1", 0)
+    return PlaneOptions(tuple(PlaneAddress(plane, here) for plane in planes), frozenset(senders))
+
+
+@contextlib.asynccontextmanager
+async def two(world, options, fitting=None):
+    """Source and target, each with its client; the target is told ``options``."""
+    config = dataclasses.replace(world.config("target"), planes=options)
+    async with (
+        world.node("source") as (source, giving),
+        running(config, fitting or Fitting()) as target,
+        NodeClient(world.credentials("client"), "target", target.address) as taking,
+    ):
+        yield source, giving, target, taking
+
+
+def intake_of(target):
+    """The target's half of its plain planes."""
+    return target.planes.intake
+
+
+def redirect(target, plane, address) -> None:
+    """Let the target name another address for a plane: that of what stands in between."""
+    intake_of(target).addresses[plane] = address
+
+
+class Wire:
+    """A TCP link to a plane that does to each connection what a test says.
+
+    Args:
+        there: The plane.
+        change: Given the number of the connection and the bytes from the source, at their offset,
+            gives what goes on; None breaks the link.
+    """
+
+    def __init__(self, there: Address, change) -> None:
+        self._there = there
+        self._change = change
+        self.connections = 0
+        self.seen: list[bytearray] = []
+
+    @contextlib.asynccontextmanager
+    async def open(self):
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        async with server:
+            yield Address("127.0.0.1", server.sockets[0].getsockname()[1])
+
+    async def _serve(self, reader, writer):
+        number, self.connections = self.connections, self.connections + 1
+        seen = bytearray()
+        self.seen.append(seen)
+        there, back = await asyncio.open_connection(self._there.host, self._there.port)
+        ways = [
+            asyncio.create_task(self._carry(reader, back, number, seen)),
+            asyncio.create_task(self._back(there, writer)),
+        ]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        writer.transport.abort()
+        back.transport.abort()
+
+    async def _carry(self, reader, writer, number, seen):
+        while data := await reader.read(1 << 14):
+            offset = len(seen)
+            seen += data
+            changed = self._change(number, offset, bytearray(data))
+            if changed is None:
+                return
+            writer.write(changed)
+            await writer.drain()
+        # As TCP does: the end of one way says nothing of the other.
+        await asyncio.sleep(3600)
+
+    async def _back(self, reader, writer):
+        while data := await reader.read(1 << 14):
+            writer.write(data)
+            await writer.drain()
+
+
+__all__ = ["Plane", "Wire", "intake_of", "offering", "redirect", "two"]
