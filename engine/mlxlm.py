@@ -15,13 +15,6 @@ import mlx.core as mx
 from huggingface_hub import constants as hub_constants
 from huggingface_hub.errors import StrictDataclassError
 from mlx.utils import tree_map_with_path
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
-from mlx_lm.models.gemma3_text import RMSNorm as GemmaNorm
-from mlx_lm.models.muse_glimmer import Attention as MuseAttention
-from mlx_lm.models.muse_glimmer import CenteredRMSNorm
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
-from mlx_lm.utils import load_model as load_network
-from mlx_lm.utils import load_tokenizer as _load_tokenizer_files
 
 from engine import backend, chat, config_checks, config_rope
 from engine.architectures import ARCHITECTURES, Architecture
@@ -37,8 +30,18 @@ from engine.identity import arguments_of, identity_of, read_json_object
 from engine.mapping import LayerCacheKind, ProbedNetwork, probe_network
 from engine.model import LoadedParts, Model
 from engine.origins import PlaneLayout
+from engine.transformers_import import quick_scan
 from kvpack.errors import FormatError
 from kvpack.layout import Encoding
+
+with quick_scan():
+    from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+    from mlx_lm.models.gemma3_text import RMSNorm as GemmaNorm
+    from mlx_lm.models.muse_glimmer import Attention as MuseAttention
+    from mlx_lm.models.muse_glimmer import CenteredRMSNorm
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+    from mlx_lm.utils import load_model as load_network
+    from mlx_lm.utils import load_tokenizer as _load_tokenizer_files
 
 #: Measured on MLX's CPU backend: attention reads head-major planes faster than token-major ones.
 DEFAULT_PLANE_LAYOUT: Final = PlaneLayout.HEAD_MAJOR

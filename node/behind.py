@@ -18,7 +18,6 @@ from blake3 import blake3
 
 from kvpack.wire import encode_numerics
 from node.chat.render import Renderer
-from node.client import NodeClient
 from node.config import Address
 from node.errors import UsageError
 from node.records import Records
@@ -28,17 +27,15 @@ from node.serving.floor import Floor
 from node.serving.ladder import RowLadder
 from node.serving.options import PrefillAt
 from node.serving.producer import ProducerOrder
-from node.serving.remote import RemotePrefill
-from node.serving.remote_ladder import RemoteLadder
 from node.serving.reuse import Ladder, NoReuse
 from node.serving.serving import ModelFacts, Serving
 from node.serving.transcripts import KeptTranscripts
-from node.trust import Role, load_credentials
 
 if TYPE_CHECKING:
     from node.config import ServeConfig
     from node.engine_thread import EngineThread
     from node.server import Node
+    from node.serving.remote import RemotePrefill
     from node.sessions import Sessions
     from node.tenants import Tenants
 
@@ -156,7 +153,11 @@ def _ladder(
 ) -> Ladder:
     """All rungs that this node has."""
     kept: Ladder = NoReuse(engine) if rows is None else rows
-    return kept if remote is None else RemoteLadder(kept, remote, tenants.default)
+    if remote is None:
+        return kept
+    from node.serving.remote_ladder import RemoteLadder
+
+    return RemoteLadder(kept, remote, tenants.default)
 
 
 def _let_sleep(
@@ -204,6 +205,11 @@ def _remote(config: ServeConfig, node: Node) -> RemotePrefill | None:
         raise UsageError(f"--producer {options.producer!r}: expected NAME@HOST:PORT")
     address = Address.parse(where)
     order = ProducerOrder(name, address, node.address, min_tokens=options.remote_tokens_min)
+    # Not at the top: a node that computes all of its prompts imports nothing of it.
+    from node.client import NodeClient
+    from node.credentials import Role, load_credentials
+    from node.serving.remote import RemotePrefill
+
     # A producer that is not pinned is found at the start, not at the first prompt.
     load_credentials(credentials_dir).peer(name, Role.NODE)
     return RemotePrefill(

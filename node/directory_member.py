@@ -7,16 +7,18 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from node.clock import BootClock
 from node.config import ServeConfig
-from node.credentials import CredentialsSource
 from node.directory import Directory, open_directory
 from node.directory_seen import Seen, SeenDirectory
 from node.directory_sqlite import SqliteDirectory
 from node.errors import UsageError
 from node.lease import NodeLease
+
+if TYPE_CHECKING:
+    from node.credentials import CredentialsSource
 
 log = logging.getLogger(__name__)
 

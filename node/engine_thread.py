@@ -131,6 +131,11 @@ class EngineThread:
             call.set_exception(error)
 
 
+def import_engine() -> None:
+    """Import all that loading a model takes, which may be done before, on any thread."""
+    from engine import load_model  # noqa: F401
+
+
 def _load(model_dir: Path, chat_template: str | None) -> Model:
     from engine import load_model
 

@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from node.config import Address
-from node.errors import CredentialsError, ListenError
+from node.errors import ListenError
 from node.migration import wire
 from node.migration_service import MigrationService
 from node.pb.v1 import session_pb2_grpc
@@ -39,12 +39,10 @@ log = logging.getLogger(__name__)
 GRACE_S: Final = 5.0
 
 
-def connector(live: LiveCredentials | None) -> Callable[[str, Address], grpc.aio.Channel]:
+def connector(live: LiveCredentials) -> Callable[[str, Address], grpc.aio.Channel]:
     """What opens channels to other nodes, with the credentials of that moment."""
 
     def connect(peer: str, address: Address) -> grpc.aio.Channel:
-        if live is None:
-            raise CredentialsError("this node has no credentials: it was started without --grpc")
         credentials = live.current()
         return open_channel(credentials, credentials.peer(peer, Role.NODE), address)
 

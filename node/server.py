@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import grpc.aio
-
 from kvpack.errors import KvpackError
 from kvpack.keys import EpochKey, load_key_file
-from node import grpc_side
 from node.binding import PackBinding
 from node.config import Address, ServeConfig
 from node.dataplane.listeners import PlaneListeners
 from node.directory_member import member
-from node.directory_service import DirectoryService
-from node.engine_thread import EngineThread
-from node.enroll import TENANT_KEY
+from node.engine_thread import EngineThread, import_engine
+from node.errors import CredentialsError
 from node.files import make_private_folder
 from node.migration.admission import Target
 from node.migration.depot import Depot
@@ -30,17 +27,20 @@ from node.migration.orders import Source
 from node.migration.restore import Restorer
 from node.migration.target import Transfers
 from node.migration.versions import OURS, Minors
-from node.placement.wiring import placed
 from node.recover import recover
 from node.sessions import Sessions
 from node.stores import StoreRoots
 from node.tenants import KEYS, TenantKeys, Tenants
 from node.tier import Tier
-from node.trust import Gate, LiveCredentials
 from node.volume import RESERVES, held_alone, probe_volume, volume_bound
 
+# What only one of the ports needs is imported where that port is opened: a node without it starts
+# sooner.
 if TYPE_CHECKING:
+    import grpc.aio
+
     from node.behind import Remembering
+    from node.credentials import LiveCredentials
     from node.directory_sqlite import SqliteDirectory
     from node.web_side import Entrance
 
@@ -128,7 +128,7 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         DirectoryError: The directory cannot be read.
         ListenError: The address cannot be bound.
     """
-    live = None if config.credentials_dir is None else LiveCredentials(config.credentials_dir)
+    live = _credentials(config)
     name = LOCAL_NODE if live is None else live.current().name
     keys, roots, worst_s = await _prepare(config)
     async with contextlib.AsyncExitStack() as stack:
@@ -140,9 +140,11 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         server, address = _bind(stack, config, live)
         listeners = PlaneListeners(config.planes)
         stack.push_async_callback(listeners.close)
+        imported = asyncio.create_task(_import_early(fitting))
         ours = await stack.enter_async_context(member(config, live, name))
         journal = Journal(config.data_dir / "journal.sqlite")
         stack.push_async_callback(journal.close)
+        await imported
         engine = await fitting.load(config)
         stack.callback(engine.close)
         sessions = Sessions(name, engine, ours.directory, journal, ours.lease)
@@ -169,13 +171,33 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
     log.info("stopped")
 
 
+async def _import_early(fitting: Fitting) -> None:
+    """Import what loads a model while databases are opened: those wait for the disk."""
+    if fitting.load is _load:
+        await asyncio.to_thread(import_engine)
+
+
+def _credentials(config: ServeConfig) -> LiveCredentials | None:
+    if config.credentials_dir is None:
+        return None
+    from node.credentials import LiveCredentials
+
+    return LiveCredentials(config.credentials_dir)
+
+
 async def _prepare(config: ServeConfig) -> tuple[TenantKeys, StoreRoots, float]:
     """Keys, where stores may lie, and the worst write in s. Nothing of it asks for the model."""
     given = _enrolled_key(config)
     for folder in (config.data_dir, config.data_dir / SPOOL, config.data_dir / PACKS):
         make_private_folder(folder)
     # Off the loop: a slow volume must not look like a hung process.
-    worst_s = await asyncio.to_thread(probe_volume, config.data_dir, volume_bound(config))
+    probe = asyncio.to_thread(probe_volume, config.data_dir, volume_bound(config))
+    probing = asyncio.create_task(probe)
+    if config.http is not None:
+        # What the port needs anyway takes as long to import as the volume to be probed.
+        await asyncio.sleep(0)
+        importlib.import_module("node.web_side")
+    worst_s = await probing
     keys = TenantKeys(config.data_dir / KEYS, given)
     # Before anything is written: a wrong option must not leave a trace.
     roots = StoreRoots(config.store_roots, config.store)
@@ -197,7 +219,6 @@ async def _open_entrance(
     """The HTTP port, if there is to be one: until the stack ends."""
     if config.http is None:
         return None
-    # Not at the top: a node without the port imports nothing of it.
     from node.web_side import Entrance
 
     return await stack.enter_async_context(Entrance.open(config, keys, name))
@@ -209,6 +230,8 @@ def _bind(
     """The gRPC port, if there is to be one: taken, and not served yet."""
     if config.address is None or live is None:
         return None, None
+    from node import grpc_side
+
     server, address = grpc_side.bind(config.address, live)
     stack.push_async_callback(server.stop, None)
     return server, address
@@ -232,11 +255,21 @@ def _target(
 def _source(config: ServeConfig, target: Target, live: LiveCredentials | None) -> Source:
     """What sessions go out of."""
     resume_s = RESUME_SHARE * config.transfer_lease_s
-    connect = grpc_side.connector(live)
+    connect: Callable[[str, Address], grpc.aio.Channel] = _no_peer
+    if live is not None:
+        from node.grpc_side import connector
+
+        connect = connector(live)
     return Source(
         target.sessions, target.engine, target.binding, target.journal, connect, resume_s,
         target.speaks, {} if config.planes is None else config.planes.towards,
     )  # fmt: skip
+
+
+def _no_peer(peer: str, _address: Address) -> grpc.aio.Channel:
+    raise CredentialsError(
+        f"node {peer}: this node has no credentials: it was started without --grpc"
+    )
 
 
 async def _remember(
@@ -284,6 +317,11 @@ async def _serve(
     listeners: PlaneListeners,
 ) -> None:
     """Serve gRPC until the stack ends; then moves are finished before the port closes."""
+    from node import grpc_side
+    from node.directory_service import DirectoryService
+    from node.placement.wiring import placed
+    from node.trust import Gate
+
     fleet = await stack.enter_async_context(placed(config, node, node.moves.binding, live))
     intake = await listeners.start(node.transfers, live)
     packs_dir = config.data_dir / PACKS
@@ -292,7 +330,6 @@ async def _serve(
         service = DirectoryService(shared, Gate(live))
         server.add_generic_rpc_handlers((service.handlers(),))
     if node.entrance is not None:
-        # Not at the top: a node without the port imports nothing of it.
         from node.relay.wiring import relaying
 
         server.add_generic_rpc_handlers((relaying(node.entrance, node, live),))
@@ -307,6 +344,8 @@ async def _serve(
 def _enrolled_key(config: ServeConfig) -> EpochKey | None:
     if config.credentials_dir is None:
         return None
+    from node.enroll import TENANT_KEY
+
     return load_key_file(config.credentials_dir / TENANT_KEY)
 
 

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
-from node.credentials import Role, read_pins
 from node.http.door import Door, DoorState, Served
 from node.metrics.moves import MoveLog
 from node.metrics.peers import Peers
@@ -100,4 +99,7 @@ def _pinned(folder: Path | None, node: str) -> Callable[[], list[str]]:
     """Names of the other nodes that may be spoken to, as pinned at the moment of a call."""
     if folder is None:
         return list
+    # Not at the top: a node without credentials imports nothing of certificates.
+    from node.credentials import Role, read_pins
+
     return lambda: [peer.name for peer in read_pins(folder, Role.NODE) if peer.name != node]
