@@ -50,6 +50,13 @@ def bench() -> None:
     help="Let the target stop reading once, for so long.",
 )
 @click.option("--spool", is_flag=True, help="With --loopback: the target's disk, durably, too.")
+@click.option(
+    "--data-plane",
+    type=click.Choice(["mtls", "grpc-plain", "socket"]),
+    default="mtls",
+    show_default=True,
+    help="Where the sealed chunks travel.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def move(
     tokens: int,
@@ -63,6 +70,7 @@ def move(
     data_dir: Path | None,
     stall: float,
     spool: bool,
+    data_plane: str,
     as_json: bool,
 ) -> None:
     """Move a made cache over the real path and say what it cost.
@@ -78,8 +86,13 @@ def move(
     """
     from node.bench.main import bench_move
     from node.bench.order import BenchOrder, Kind, OtherEnd
+    from node.dataplane.options import Plane
 
-    order = replace(BenchOrder.of(tokens, held, Kind(kind), layout, stall), spools=spool)
+    order = replace(
+        BenchOrder.of(tokens, held, Kind(kind), layout, stall),
+        spools=spool,
+        data_plane=Plane(data_plane),
+    )
     other = None
     if spool and not loopback:
         raise UsageError("--spool goes with --loopback; else give it to kvnode bench serve")
@@ -98,6 +111,9 @@ def move(
 @click.option("--credentials", required=True, type=_FOLDER, help="Folder made by enroll.")
 @click.option("--data-dir", required=True, type=_FOLDER, help="This node's own files.")
 @click.option("--spool", is_flag=True, help="Write what arrives to disk before it is owned.")
+@click.option("--data-plane", multiple=True, metavar="PLANE=HOST:PORT", help="As kvnode serve has.")
+@click.option("--data-plane-from", multiple=True, metavar="NODE", help="As kvnode serve has.")
+@click.option("--data-plane-without-tls", is_flag=True, help="As kvnode serve has.")
 @click.option("--stop-on-stdin-end", is_flag=True, hidden=True)
 def serve(
     address: str,
@@ -105,6 +121,9 @@ def serve(
     credentials: Path,
     data_dir: Path,
     spool: bool,
+    data_plane: tuple[str, ...],
+    data_plane_from: tuple[str, ...],
+    data_plane_without_tls: bool,
     stop_on_stdin_end: bool,
 ) -> None:
     """Be the other end of kvnode bench move until SIGTERM.
@@ -115,8 +134,15 @@ def serve(
     from node.bench.geometry import read_layout
     from node.bench.main import bench_serve
     from node.bench.order import bench_config
+    from node.dataplane.options import PlaneAddress, PlaneOptions
 
     directory = f"sqlite:{data_dir / 'directory.sqlite'}"
-    config = bench_config(Address.parse(address), credentials, data_dir, directory, shares=True)
+    planes = PlaneOptions(
+        tuple(map(PlaneAddress.parse, data_plane)), frozenset(data_plane_from),
+        data_plane_without_tls,
+    )  # fmt: skip
+    config = bench_config(
+        Address.parse(address), credentials, data_dir, directory, shares=True, planes=planes
+    )
     shape = read_layout(layout)
     bench_serve(config, layout, shape, spools=spool, stop_on_stdin_end=stop_on_stdin_end)

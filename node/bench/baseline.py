@@ -1,7 +1,8 @@
-"""The yardstick: the same bytes through a bare TLS 1.3 socket between the same two processes.
+"""The yardsticks: the same bytes through bare sockets between the same two processes.
 
-Both ends show their certificates and check the other's, as the real path does. Nothing is sealed,
-nothing framed, nothing installed: what this reaches is what the machines' TLS in Python can do.
+One is TLS 1.3, the other nothing at all: what a plain data plane is measured by. With TLS both
+ends show their certificates and check the other's, as the real path does. Nothing is sealed,
+nothing framed, nothing installed: what this reaches is what the machines can do in Python.
 """
 
 from __future__ import annotations
@@ -30,10 +31,17 @@ _DONE: Final = b"\x01"
 
 
 class BaselineSink:
-    """Listens for one connection of ``peer``, takes ``total_bytes``, and answers with one byte."""
+    """Listens for one connection of ``peer``, takes ``total_bytes``, and answers with one byte.
 
-    def __init__(self, credentials: Path, host: str, peer: PinnedPeer, total_bytes: int) -> None:
-        self._context = _context(ssl.PROTOCOL_TLS_SERVER, credentials)
+    With no ``credentials`` it is a plain socket, and whoever connects first is measured.
+    """
+
+    def __init__(
+        self, credentials: Path | None, host: str, peer: PinnedPeer, total_bytes: int
+    ) -> None:
+        self._context = (
+            None if credentials is None else _context(ssl.PROTOCOL_TLS_SERVER, credentials)
+        )
         self._peer = peer
         self._total_bytes = total_bytes
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -47,8 +55,7 @@ class BaselineSink:
             with self._listener:
                 plain, _ = self._listener.accept()
             plain.settimeout(WAIT_S)
-            with self._context.wrap_socket(plain, server_side=True) as stream:
-                _require_pinned(stream, self._peer)
+            with self._wrapped(plain) as stream:
                 buffer = memoryview(bytearray(PIECE_BYTES))
                 left = self._total_bytes
                 while left and (count := stream.recv_into(buffer[: min(left, PIECE_BYTES)])):
@@ -59,21 +66,28 @@ class BaselineSink:
             # The caller sees its own end of it, and says so.
             return
 
+    def _wrapped(self, plain: socket.socket) -> socket.socket:
+        if self._context is None:
+            return plain
+        stream = self._context.wrap_socket(plain, server_side=True)
+        _require_pinned(stream, self._peer)
+        return stream
+
 
 def send_baseline(
-    credentials: Path, peer: PinnedPeer, address: Address, pieces: Sequence[bytes]
+    credentials: Path | None, peer: PinnedPeer, address: Address, pieces: Sequence[bytes]
 ) -> float:
     """Send ``pieces`` and wait until they have arrived; gives the seconds, handshake left out.
+
+    With no ``credentials`` over a plain socket.
 
     Raises:
         PeerUnavailableError: The connection broke, or is not the pinned peer's.
     """
-    context = _context(ssl.PROTOCOL_TLS_CLIENT, credentials)
     try:
         plain = socket.create_connection((address.host, address.port), WAIT_S)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with context.wrap_socket(plain, server_hostname=peer.name) as stream:
-            _require_pinned(stream, peer)
+        with _to_peer(plain, credentials, peer) as stream:
             start = time.monotonic()
             for piece in pieces:
                 view = memoryview(piece)
@@ -84,6 +98,15 @@ def send_baseline(
             return time.monotonic() - start
     except OSError as error:
         raise PeerUnavailableError(f"node {peer.name}: the baseline's socket: {error}") from error
+
+
+def _to_peer(plain: socket.socket, credentials: Path | None, peer: PinnedPeer) -> socket.socket:
+    if credentials is None:
+        return plain
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, credentials)
+    stream = context.wrap_socket(plain, server_hostname=peer.name)
+    _require_pinned(stream, peer)
+    return stream
 
 
 def _context(protocol: int, credentials: Path) -> ssl.SSLContext:

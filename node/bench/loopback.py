@@ -36,6 +36,9 @@ async def measure_loopback(order: BenchOrder) -> dict[str, Any]:
         _enroll_both(stage / "work")
         serve = [*_common(stage / "work", TARGET, order), "--grpc", "127.0.0.1:0"]
         serve += ["--spool"] if order.spools else []
+        if order.data_plane.is_plain:
+            serve += ["--data-plane", f"{order.data_plane.value}=127.0.0.1:0"]
+            serve += ["--data-plane-from", SOURCE]
         log = stage / "target.log"
         async with serving(serve, log, ("bench", "serve")) as target:
             ran = await run_command(
@@ -71,6 +74,7 @@ def _asked(order: BenchOrder) -> Sequence[str]:
         "--held", str(order.held_tokens),
         "--kind", order.kind.value,
         "--stall", str(order.stall_s),
+        "--data-plane", order.data_plane.value,
     ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from node.bench.sealed import Pushed, push_sealed
 from node.bench.serve import bench_fitting
 from node.bench.usage import MemoryMark
 from node.config import Address
+from node.dataplane.options import Plane
 from node.migration.orders import Moved, Order
 from node.pb.v1 import bench_pb2
 from node.server import Node, running
@@ -69,7 +70,7 @@ async def measure(order: BenchOrder, other: OtherEnd) -> Measured:
     fitting = bench_fitting(model, config, takes=False)
     async with running(config, fitting) as node, Peer(other) as peer:
         prompt = token_ids(order.tokens)
-        pushed = await push_sealed(node, peer, prompt)
+        pushed = await push_sealed(node, peer, prompt, order.data_plane)
         return await _move(node, model, peer, order, prompt, pushed)
 
 
@@ -93,14 +94,17 @@ async def _move(
     await peer.begin(order.stall_s, order.held_tokens)
     async with _decoding(node, session, order):
         mark = MemoryMark.now()
-        moved = await _moved(node, session, peer, prompt if order.kind is Kind.PROMPT else [])
+        sent = prompt if order.kind is Kind.PROMPT else []
+        moved = await _moved(node, session, peer, sent, order.data_plane)
         growth_bytes = mark.peak_growth_bytes()
     ended = await peer.end(session.session_id)
     return Measured(order, pushed, moved, prefill_s, growth_bytes, ended)
 
 
-async def _moved(node: Node, session: Session, peer: Peer, prompt: list[int]) -> Moved:
-    target = Order(peer.name, peer.address)
+async def _moved(
+    node: Node, session: Session, peer: Peer, prompt: list[int], plane: Plane
+) -> Moved:
+    target = Order(peer.name, peer.address, data_plane=plane)
     async for event in node.moves.start(session.session_id, session.token, prompt, target):
         if isinstance(event, Moved):
             return event

@@ -11,6 +11,7 @@ from kvpack.errors import LimitError
 from kvpack.layout import CacheLayout
 from node.bench.geometry import cut_bytes, read_layout
 from node.config import Address, ServeConfig
+from node.dataplane.options import Plane, PlaneOptions
 from node.errors import UsageError
 
 #: Nothing here may be taken over, and no disk is too slow: transfers leave nothing on it.
@@ -35,6 +36,7 @@ class BenchOrder:
         layout_name: The reference geometry's name, or a file.
         layout: Shape of the rows.
         stall_s: How long the target stops reading, once, in the middle of the move.
+        data_plane: Where chunks travel.
         spools: Whether a target that is started for it writes what arrives to disk, durably.
 
     Raises:
@@ -47,6 +49,7 @@ class BenchOrder:
     layout_name: str
     layout: CacheLayout
     stall_s: float = 0.0
+    data_plane: Plane = Plane.MTLS
     spools: bool = False
 
     @classmethod
@@ -91,7 +94,13 @@ class OtherEnd:
 
 
 def bench_config(
-    address: Address, credentials: Path, data_dir: Path, directory_url: str, *, shares: bool
+    address: Address,
+    credentials: Path,
+    data_dir: Path,
+    directory_url: str,
+    *,
+    shares: bool,
+    planes: PlaneOptions | None = None,
 ) -> ServeConfig:
     """The configuration of one end. What a slow disk or a paused end would spoil is generous."""
     return ServeConfig(
@@ -103,4 +112,5 @@ def bench_config(
         volume_worst_s=_PATIENT_S,
         lease_s=_PATIENT_S,
         share_directory=shares,
+        planes=planes,
     )

@@ -73,19 +73,18 @@ class Peer:
             times.append(time.monotonic() - start)
         return min(times)
 
-    async def baseline(self, pieces: Sequence[bytes]) -> float:
-        """Seconds that ``pieces`` take through a bare TLS 1.3 socket.
+    async def baseline(self, pieces: Sequence[bytes], *, plain: bool = False) -> float:
+        """Seconds that ``pieces`` take through a bare TLS 1.3 socket, or through a plain one.
 
         Raises:
             PeerUnavailableError: The socket broke.
         """
         total_bytes = sum(len(piece) for piece in pieces)
-        request = bench_pb2.BaselineRequest(total_bytes=total_bytes)
+        request = bench_pb2.BaselineRequest(total_bytes=total_bytes, plain=plain)
         port = (await self._ask(self._bench.Baseline, request)).port
         address = Address(self.address.host, port)
-        return await asyncio.to_thread(
-            send_baseline, self._other.credentials, self._pinned, address, pieces
-        )
+        credentials = None if plain else self._other.credentials
+        return await asyncio.to_thread(send_baseline, credentials, self._pinned, address, pieces)
 
     async def _ask(self, call: Any, request: Any) -> Any:  # noqa: ANN401 - any call of the service
         return await wire.ask(call, request, _ASK_S, self.name)

@@ -16,7 +16,10 @@ from kvpack.snapshot import cut_tile_specs
 from kvpack.wire import encode_numerics
 from node.bench.peer import Peer
 from node.bench.usage import cpu_s
-from node.migration import wire
+from node.dataplane.lane import Lane
+from node.dataplane.options import Plane
+from node.errors import UsageError
+from node.migration import versions, wire
 from node.migration.feed import STREAM_S
 from node.pb.v1 import migration_pb2
 from node.server import Node
@@ -33,6 +36,7 @@ class Pushed:
         payload_bytes: Plaintext in the chunks.
         push_s: From the first write to the acknowledgement that all of it is installed.
         baseline_s: The same chunks through a bare TLS 1.3 socket.
+        tcp_baseline_s: The same through a plain one.
         source_cpu_s: Processor time of this process during the push.
         target_cpu_s: Processor time of the other one.
         rtt_s: The quickest of some empty calls.
@@ -41,6 +45,7 @@ class Pushed:
     payload_bytes: int
     push_s: float
     baseline_s: float
+    tcp_baseline_s: float
     source_cpu_s: float
     target_cpu_s: float
     rtt_s: float
@@ -51,7 +56,7 @@ class Pushed:
         return self.payload_bytes / self.push_s
 
 
-async def push_sealed(node: Node, peer: Peer, token_ids: list[int]) -> Pushed:
+async def push_sealed(node: Node, peer: Peer, token_ids: list[int], plane: Plane) -> Pushed:
     """Measure both on a session of ``token_ids``, which is closed again.
 
     Raises:
@@ -62,8 +67,8 @@ async def push_sealed(node: Node, peer: Peer, token_ids: list[int]) -> Pushed:
         await node.sessions.append(session, token_ids)
         pieces, payload_bytes = await node.sessions.engine.call(_seal_all, node, session)
         try:
-            baseline_s = await peer.baseline(pieces)
-            return await _push(node, peer, session, pieces, payload_bytes, baseline_s)
+            baselines_s = (await peer.baseline(pieces), await peer.baseline(pieces, plain=True))
+            return await _push(node, peer, session, pieces, payload_bytes, baselines_s, plane)
         finally:
             await node.sessions.close(session)
 
@@ -83,13 +88,14 @@ async def _push(
     session: Session,
     pieces: list[bytes],
     payload_bytes: int,
-    baseline_s: float,
+    baselines_s: tuple[float, float],
+    plane: Plane,
 ) -> Pushed:
-    transfer = await _prepare(node, peer, session)
+    transfer, stub = await _prepare(node, peer, session, plane)
     rtt_s = await peer.round_trip_s()
     await peer.begin()
     used_s, start = cpu_s(), time.monotonic()
-    call = peer.migration.push(timeout=STREAM_S)
+    call = stub.push(timeout=STREAM_S)
     await call.write(wire.encode_open(transfer))
     for piece in pieces:
         await call.write(piece)
@@ -99,10 +105,13 @@ async def _push(
     target_cpu_s = (await peer.end("")).cpu_s
     request = migration_pb2.AbortRequest(transfer=transfer)
     await wire.ask(peer.migration.abort, request, _ASK_S, peer.name)
-    return Pushed(payload_bytes, push_s, baseline_s, source_cpu_s, target_cpu_s, rtt_s)
+    return Pushed(payload_bytes, push_s, *baselines_s, source_cpu_s, target_cpu_s, rtt_s)
 
 
-async def _prepare(node: Node, peer: Peer, session: Session) -> migration_pb2.TransferRef:
+async def _prepare(
+    node: Node, peer: Peer, session: Session, plane: Plane
+) -> tuple[migration_pb2.TransferRef, wire.MigrationStub]:
+    """A transfer, and what its chunks are pushed by: just as in a move."""
     binding = node.moves.binding
     epoch = binding.key.epoch
     number = await node.moves.source.journal.next_number(peer.name, epoch)
@@ -116,5 +125,10 @@ async def _prepare(node: Node, peer: Peer, session: Session) -> migration_pb2.Tr
         numerics=encode_numerics(binding.numerics),
         position=session.position,
     )
-    await wire.ask(peer.migration.prepare, request, _ASK_S, peer.name)
-    return transfer
+    speaker, lane = node.moves.source.speaker, Lane(plane, peer.name, wire.Meter())
+    versions.state(request, speaker)
+    lane.wish(request, speaker.minors)
+    lane.answered(await wire.ask(peer.migration.prepare, request, _ASK_S, peer.name))
+    if lane.fallback:
+        raise UsageError(f"--data-plane {lane.fallback}")
+    return transfer, lane.stub(peer.migration, transfer)

@@ -59,7 +59,8 @@ class BenchService(bench_pb2_grpc.BenchServicer):
 
     async def Baseline(self, request: pb.BaselineRequest, context: _Context) -> pb.BaselineReply:
         peer = self._gate.admit(f"/{SERVICE}/", context)
-        sink = BaselineSink(self._here.credentials, self._here.host, peer, request.total_bytes)
+        credentials = None if request.plain else self._here.credentials
+        sink = BaselineSink(credentials, self._here.host, peer, request.total_bytes)
         return pb.BaselineReply(port=sink.port)
 
     async def End(self, request: pb.EndRequest, context: _Context) -> pb.EndReply:

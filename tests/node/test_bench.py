@@ -186,6 +186,7 @@ def test_a_small_run_moves_every_row_and_counts_every_byte(
     assert values["prefill_simulated"] is True
     assert 0.0 < values["exposed_handover_s"] < 5.0
     assert values["push_gbytes_per_s"] > 0 and values["tls_baseline_gbytes_per_s"] > 0
+    assert values["push_over_tcp"] > 0 and values["data_plane"] == "mtls"
     # A spool is whole and on disk when its session is taken over, and goes with it.
     assert [size > values["payload_bytes"] for size in flushed] == [True] * spools
     assert world.spool("target") == []
@@ -208,6 +209,17 @@ def test_a_target_that_stops_reading_stops_the_source_and_not_its_memory(tmp_pat
     for end in ("source", "target"):
         growth = values[f"{end}_peak_over_kv_bytes"]
         assert growth is None or growth < 64 << 20
+
+
+@pytest.mark.parametrize("plane", ["grpc-plain", "socket"])
+def test_rows_that_travelled_beside_mtls_between_two_processes_are_equal(small, plane):
+    arguments = ["--tokens", "1500", "--layout", small, "--loopback", "--json"]
+    result = CliRunner().invoke(cli.main, ["bench", "move", *arguments, "--data-plane", plane])
+    assert result.exit_code == 0, result.output
+    values = json.loads(result.stdout)
+    assert (values["data_plane"], values["plane_fallback"]) == (plane, "")
+    assert values["installed_equal"] is True and values["rows_compared"] > 0
+    assert values["tcp_baseline_s"] > 0 and values["push_over_tcp"] > 0
 
 
 def test_a_row_that_is_not_the_one_sent_is_counted(small):
