@@ -17,6 +17,7 @@ from engine.ahead import AheadCall, pays_here
 from engine.cache import PlaneCache
 from engine.call_logits import CallLogits
 from engine.checkpoint import Checkpoint, check_block
+from engine.device_route import copier
 from engine.encodings import host_dtype
 from engine.errors import ContextLimitError, TornGenerationError
 from engine.logits import Logits
@@ -176,6 +177,9 @@ class Generation:
             TornGenerationError: An earlier call stopped half way.
         """
         self._require_settled()
+        copies = copier()
+        if copies is not None and copies.fits(self.layout, spec):
+            return self.read_tiles([spec])[0]
         data = np.empty(spec.data_bytes(self.layout), np.uint8)
         words, offset = data.view(host_dtype(self.layout.encoding)), 0
         for layer in spec.layers:
@@ -190,6 +194,25 @@ class Generation:
         data.flags.writeable = False
         return Tile(spec, data.data)
 
+    def read_tiles(self, specs: Sequence[TileSpec]) -> list[Tile]:
+        """As :meth:`read_tile`, of several: on a GPU that is quicker than one after the other.
+
+        Raises:
+            LayoutMismatchError: As for :meth:`read_tile`, also RowsNotLiveError, RuntimeError and
+                TornGenerationError.
+            BackendError: The GPU's runtime refuses to copy.
+        """
+        self._require_settled()
+        copies = copier()
+        if copies is None or not all(copies.fits(self.layout, spec) for spec in specs):
+            return [self.read_tile(spec) for spec in specs]
+        planes = [cache.plane for cache in self._caches]
+        tiles = []
+        for spec, data in zip(specs, copies.read(planes, self.layout, specs), strict=True):
+            data.flags.writeable = False
+            tiles.append(Tile(spec, data.data))
+        return tiles
+
     def snapshot(self, token_ids: Sequence[int]) -> SessionCacheSnapshot:
         """The whole cut at :attr:`position`; ``token_ids`` are the tokens that led there.
 
@@ -200,7 +223,7 @@ class Generation:
         """
         self._require_settled()
         specs = cut_tile_specs(self.layout, self.position)
-        tiles = tuple(self.read_tile(spec) for spec in specs)
+        tiles = tuple(self.read_tiles(specs))
         return SessionCacheSnapshot(
             self.layout, Producer.ENGINE, self.position, tuple(token_ids), tiles
         )

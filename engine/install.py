@@ -6,12 +6,15 @@ the generation exists only once every row arrived, and publishing it is the owne
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from engine.device_copy import DeviceBuffer, Writer
+from engine.device_route import copier
 from engine.dtypes import (
     HostArray,
     host_fill_works,
@@ -61,6 +64,10 @@ class _Buffer:
         """Writable view ``[rows, kv_heads, dim]``."""
         return token_major(self._host, self._shape.layout)
 
+    def write(self, slot: int, rows: HostArray, writer: Writer | None) -> None:
+        """Copy rows ``[count, kv_heads, dim]`` to ``slot`` and those after it."""
+        self.rows()[slot : slot + len(rows)] = rows
+
     def resized(self, rows: int) -> _Buffer:
         """A buffer of at least as many rows that holds the same ones; itself where none is new."""
         if rows == self._rows:
@@ -76,6 +83,11 @@ class _Buffer:
         return mx.array(self._host).view(mlx_dtype(self._shape.encoding))
 
 
+def _new_buffer(shape: PlaneShape, rows: int, dim: int) -> _Buffer | DeviceBuffer:
+    copies = copier()
+    return _Buffer(shape, rows, dim) if copies is None else copies.buffer(shape, rows, dim)
+
+
 class _PlaneFill:
     """One layer's buffers and which of its rows have arrived."""
 
@@ -85,8 +97,8 @@ class _PlaneFill:
         self.shape = shape
         self.origins = Origins.restored(shape.layer, shape.capacity, position, wraps=shape.wraps)
         rows = physical_rows(self.origins.length, shape.capacity)
-        self.key = _Buffer(shape, rows, shape.key_dim)
-        self.value = _Buffer(shape, rows, shape.value_dim)
+        self.key = _new_buffer(shape, rows, shape.key_dim)
+        self.value = _new_buffer(shape, rows, shape.value_dim)
         self.arrived: npt.NDArray[np.bool_] = np.zeros(self.origins.length, np.bool_)
 
     def extend(self, position: int) -> None:
@@ -109,19 +121,26 @@ class _PlaneFill:
         if self.arrived[start : start + spec.token_count].any():
             raise LayoutMismatchError(f"{field}.rows", "each row once", f"[{first}, {end}) again")
 
-    def write(self, spec: TileSpec, keys: memoryview, values: memoryview) -> None:
-        """Scatter checked rows to ``rotation = origin_logical % capacity``."""
-        start = spec.first_position - self.origins.origin_logical
+    def write(
+        self, spec: TileSpec, keys: memoryview, values: memoryview, writer: Writer | None
+    ) -> None:
+        """Scatter checked rows to ``rotation = origin_logical % capacity``.
+
+        With a writer they are there when it is done.
+        """
         for buffer, data, dim in (
             (self.key, keys, self.shape.key_dim),
             (self.value, values, self.shape.value_dim),
         ):
             rows = np.frombuffer(data, host_dtype(self.shape.encoding))
             rows = rows.reshape(spec.token_count, self.shape.kv_heads, dim)
-            target = buffer.rows()
             for piece in self.origins.segments(spec.first_position, spec.token_count):
                 source = rows[piece.offset : piece.offset + piece.count]
-                target[piece.physical : piece.physical + piece.count] = source
+                buffer.write(piece.physical, source, writer)
+
+    def note(self, spec: TileSpec) -> None:
+        """The rows of ``spec`` are there."""
+        start = spec.first_position - self.origins.origin_logical
         self.arrived[start : start + spec.token_count] = True
 
     def missing(self) -> list[MissingRows]:
@@ -242,8 +261,12 @@ class Installer:
         pieces = list(tile.planes(self._network.layout))
         for layer in tile.spec.layers:
             self._plane(layer).check(tile.spec)
-        for layer, keys, values in pieces:
-            self._plane(layer).write(tile.spec, keys, values)
+        copies = copier()
+        with nullcontext() if copies is None else copies.writing(len(tile.data)) as writer:
+            for layer, keys, values in pieces:
+                self._plane(layer).write(tile.spec, keys, values, writer)
+        for layer in tile.spec.layers:
+            self._plane(layer).note(tile.spec)
 
     def missing(self) -> tuple[MissingRows, ...]:
         """Rows that have not arrived, by layer and position; empty when all did.

@@ -113,7 +113,7 @@ async def copy_rings(
 
 def read_tiles(generation: Generation, specs: Sequence[TileSpec]) -> dict[TileSpec, Tile]:
     """Copy ``specs``. Runs on the engine's thread."""
-    return {spec: generation.read_tile(spec) for spec in specs}
+    return dict(zip(specs, generation.read_tiles(specs), strict=True))
 
 
 def _schedule_and_tiles(

@@ -68,6 +68,9 @@ class HashGeneration:
             data += b"".join(row[middle:] for row in rows)
         return Tile(spec, bytes(data))
 
+    def read_tiles(self, specs) -> list[Tile]:
+        return [self.read_tile(spec) for spec in specs]
+
     def _append(self, token_id: int) -> bytes:
         """Compute the rows of one token; gives the hash of all that it saw."""
         seen = blake3.blake3(token_id.to_bytes(4, "little"))
