@@ -299,7 +299,7 @@ async def _recover(
 def _keep_transfers(stack: contextlib.AsyncExitStack, node: Node) -> None:
     """What runs in the background of moves, until the stack ends."""
     if node.tier is not None:
-        node.tier.start()
+        node.tier.start(lambda: bool(node.transfers.under_way()))
         stack.push_async_callback(node.tier.close)
     leases = asyncio.create_task(node.transfers.watch_leases())
     stack.push_async_callback(_cancel, leases)

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -42,8 +42,18 @@ from node.migration.held import HELD_MAX, HeldObjects, NothingHeld
 
 log = logging.getLogger(__name__)
 
-#: Packs that wait to be kept. What comes while so many wait is not kept.
-WAITING_MAX: Final = 16
+#: Packs that wait to be kept. What comes while so many wait is not kept. A drain brings a node as
+#: many sessions as another one may have, and what they came as is kept when it is over.
+WAITING_MAX: Final = 64
+
+#: How long a pack waits for sessions that are on their way: whoever moves has nobody to serve it,
+#: and keeping costs as much processor time as taking a session does.
+YIELD_S: Final = 60.0
+
+#: How long nobody must be on the way: between two moves of a drain there is a moment without one.
+QUIET_S: Final = 0.25
+
+_LOOK_S: Final = 0.05
 
 #: How long a Prepare waits for the store. Whoever takes longer holds nothing.
 FIND_S: Final = 5.0
@@ -64,6 +74,10 @@ def tools(budget: Budget, intent_s: int = INTENT_S) -> WriterTools:
     return WriterTools(
         secrets.token_bytes(16), time.time, lambda: time.sleep(_PAUSE_S), budget, intent_s
     )
+
+
+def _never() -> bool:
+    return False
 
 
 class HeldCut:
@@ -119,6 +133,7 @@ class Tier:
         self._keyring = Keyring([binding.key])
         self._waiting: asyncio.Queue[_Wish] = asyncio.Queue(WAITING_MAX)
         self._worker: asyncio.Task[None] | None = None
+        self._busy: Callable[[], bool] = _never
 
     @classmethod
     def open(cls, folder: Path, binding: PackBinding, budget: Budget | None = None) -> Tier:
@@ -138,8 +153,9 @@ class Tier:
         """The store, for whoever keeps cuts of its own in it."""
         return self._store
 
-    def start(self) -> None:
-        """Begin to keep what is handed in."""
+    def start(self, busy: Callable[[], bool] = _never) -> None:
+        """Begin to keep what is handed in, while ``busy`` does not say that others wait for it."""
+        self._busy = busy
         self._worker = asyncio.create_task(self._work())
 
     async def close(self) -> None:
@@ -204,6 +220,7 @@ class Tier:
             log.warning("the store of cuts: %s", error)
         while True:
             wish = await self._waiting.get()
+            await self._let_others_first()
             try:
                 await asyncio.to_thread(self._keep, wish)
             except (KvpackError, OSError) as error:
@@ -211,6 +228,16 @@ class Tier:
             finally:
                 wish.pack.unlink(missing_ok=True)
                 self._waiting.task_done()
+
+    async def _let_others_first(self) -> None:
+        """Wait while others are busy, for a bounded time: rows that are not kept travel again."""
+        now_s = seen_s = time.monotonic()
+        end_s = now_s + YIELD_S
+        while now_s < end_s and now_s - seen_s < QUIET_S:
+            await asyncio.sleep(_LOOK_S)
+            now_s = time.monotonic()
+            if self._busy():
+                seen_s = now_s
 
     def _keep(self, wish: _Wish) -> None:
         """Every tag and content id is recomputed on the way in."""

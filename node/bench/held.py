@@ -6,7 +6,7 @@ they are named: sealing is deterministic, so they are the objects that the sourc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,7 @@ class MadeTier:
             return NothingHeld()
         return _MadeObjects(self)
 
-    def start(self) -> None:
+    def start(self, busy: Callable[[], bool]) -> None:
         """There is no work in the background."""
 
     async def close(self) -> None:

@@ -141,7 +141,7 @@ class MadeGeneration:
 class MadeInstaller:
     """Stands in for :class:`engine.Installer`.
 
-    A cut that grows has room for ``FURTHER_TOKENS`` more than it began with.
+    A cut that grows has room for the model's ``further_tokens`` more than it began with.
     """
 
     def __init__(self, model: MadeModel, position: int, *, growing: bool) -> None:
@@ -206,13 +206,17 @@ class MadeModel:
         layout: Shape of the rows.
         rows: Makes them.
         pace: How long calls take.
+        further_tokens: Rows that planes have room for beyond those they were taken for.
         made_tokens: Rows of a new session that lie there already, invisible until prefilled.
         planes_bytes: Memory of the planes that were taken last.
     """
 
-    def __init__(self, name: str, layout: CacheLayout, seed: int = 1) -> None:
+    def __init__(
+        self, name: str, layout: CacheLayout, seed: int = 1, further_tokens: int = FURTHER_TOKENS
+    ) -> None:
         self.name = name
         self.layout = layout
+        self.further_tokens = further_tokens
         self.rows = RowSource(layout, seed)
         self.pace = Pace()
         self.made_tokens = 0
@@ -226,7 +230,7 @@ class MadeModel:
 
     def new_planes(self, tokens: int) -> HostPlanes:
         """Memory for a session that begins with so many tokens."""
-        planes = HostPlanes(self.layout, min(tokens + FURTHER_TOKENS, self.context))
+        planes = HostPlanes(self.layout, min(tokens + self.further_tokens, self.context))
         self.planes_bytes = planes.memory_bytes
         return planes
 

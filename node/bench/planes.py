@@ -18,19 +18,14 @@ from node.bench.rows import Rows, RowSource
 
 
 class HostPlane:
-    """One layer's keys and values, ``[capacity, row_bytes]`` each.
-
-    Memory is touched when it is taken: a page that is written for the first time while rows arrive
-    would count as the transfer's own.
-    """
+    """One layer's keys and values, ``[capacity, row_bytes]`` each."""
 
     __slots__ = ("capacity", "layer", "roles")
 
-    def __init__(self, layout: CacheLayout, layer: int, capacity: int) -> None:
+    def __init__(self, layer: int, capacity: int, roles: tuple[Rows, ...]) -> None:
         self.layer = layer
         self.capacity = capacity
-        sizes = (layout.key_row_bytes(layer), layout.value_row_bytes(layer))
-        self.roles: tuple[Rows, ...] = tuple(_touched(capacity, size) for size in sizes)
+        self.roles = roles
 
     @property
     def memory_bytes(self) -> int:
@@ -69,13 +64,25 @@ class HostPlanes:
         """Take memory for a session of ``capacity_tokens``.
 
         Rings are one row longer than their window: the boundary call of a commit then leaves every
-        row of the cut where it was installed, to be compared.
+        row of the cut where it was installed, to be compared. It is touched when it is taken: a
+        page that is written for the first time while rows arrive would count as the transfer's own.
+        All of it is one array, for which numpy asks the system for large pages: small ones take
+        as long as the transfer.
         """
         self.layout = layout
         self.capacity_tokens = capacity_tokens
-        self.planes = [
-            HostPlane(layout, i, layer.held_rows(capacity_tokens) + 1)
+        shapes = [
+            (layer.held_rows(capacity_tokens) + 1, size)
             for i, layer in enumerate(layout.layers)
+            for size in (layout.key_row_bytes(i), layout.value_row_bytes(i))
+        ]
+        memory, at, roles = _touched(sum(rows * size for rows, size in shapes)), 0, []
+        for rows, size in shapes:
+            roles.append(memory[at : at + rows * size].reshape(rows, size))
+            at += rows * size
+        self.planes = [
+            HostPlane(layer, len(keys), (keys, values))
+            for layer, (keys, values) in enumerate(zip(roles[::2], roles[1::2], strict=True))
         ]
 
     @property
@@ -231,7 +238,7 @@ class Arrivals:
         return run
 
 
-def _touched(rows: int, row_bytes: int) -> Rows:
-    array = np.empty((rows, row_bytes), np.uint8)
+def _touched(size_bytes: int) -> Rows:
+    array = np.empty(size_bytes, np.uint8)
     array.fill(0)
     return array

@@ -27,6 +27,7 @@ from node.migration.orders import Moved, Order, Progress, Source
 from node.migration.producer import Producer
 from node.migration.source import Move
 from node.migration.tape import Tape
+from node.migration.turns import ProducerInTurn, Turns
 from node.migration.watch import MoveWatch, Unwatched, watched
 from node.session import Session
 from node.transient import PREFIX, is_transient
@@ -101,6 +102,7 @@ class Moves:
         self.watch: MoveWatch = Unwatched()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._under_way: dict[str, Move | None] = {}
+        self._turns = Turns()
 
     @property
     def source(self) -> Source:
@@ -329,7 +331,8 @@ class Moves:
                     "a move needs a row and a boundary token"
                 )
             codec = Codec.ZSTD_SPLIT if compress else Codec.RAW
-            yield Producer(engine, self.binding, session, tape, freeze, codec)
+            made = (engine, self.binding, session, tape, freeze, codec)
+            yield ProducerInTurn(self._turns, *made) if live else Producer(*made)
 
     def cancel(self, session_id: str, token: OwnershipToken) -> None:
         """End the move of a session that still serves here. Copies end by themselves.

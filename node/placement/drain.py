@@ -25,9 +25,10 @@ from node.placement.choosing import plan_drain
 from node.placement.moving import fleet_of, held_by, move_one, named
 from node.placement.values import NodeState, Plan, Step
 
-#: Moves at once at most. One by default: where processors are the limit a second one takes from the
-#: first, and a session is without an owner for longer than its own move would take (twice, on 2).
+#: Moves at once at most. Of these one streams at a time (:mod:`node.migration.turns`); a second one
+#: is prepared meanwhile, so that the wire is never idle. More than that only take memory there.
 PARALLEL_MAX: Final = 16
+PARALLEL: Final = 2
 
 #: Tries of one session; each goes to a node that has not failed yet, where there is one.
 TRIES: Final = 4
@@ -67,7 +68,7 @@ class DrainOrder:
     credentials_dir: Path
     accept_compatible: bool = False
     compress: bool = False
-    parallel: int = 1
+    parallel: int = PARALLEL
     timeout_s: float = 3600.0
 
     def __post_init__(self) -> None:

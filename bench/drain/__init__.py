@@ -1,0 +1,1 @@
+"""How quickly a node is drained, against one stream between the same two processes."""
