@@ -94,8 +94,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def node(data_dir: Path, *arguments: str, model: Path = TRAINED) -> Iterator[Server]:
-    """A node that is ready; the same folder again is a restart."""
+def node(
+    data_dir: Path, *arguments: str, model: Path = TRAINED, bytecode: Path | None = None
+) -> Iterator[Server]:
+    """A node that is ready; the same folder again is a restart.
+
+    ``bytecode`` is a folder for compiled modules, as an installation has them beside the source.
+    """
     command = [
         *(sys.executable, "-P", "-m", "node", "serve", "--model", str(model)),
         *("--data-dir", str(data_dir), "--port", "0", "--volume-worst", "20"),
@@ -104,7 +109,7 @@ def node(data_dir: Path, *arguments: str, model: Path = TRAINED) -> Iterator[Ser
     data_dir.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     log = data_dir.with_name(f"{data_dir.name}.log")
-    with _process(command, log) as process:
+    with _process(command, log, bytecode) as process:
         if process.stdout is None:
             raise OSError("the node has no standard output")
         ready, _, _ = select.select([process.stdout], [], [], START_S)
@@ -142,15 +147,21 @@ def mlx_lm_server(folder: Path, *arguments: str, model: Path = TRAINED) -> Itera
 
 
 @contextlib.contextmanager
-def _process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _process(
+    command: list[str], log: Path, bytecode: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """It never outlives the block."""
+    environment = child_environment(ROOT)
+    if bytecode is not None:
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment["PYTHONPYCACHEPREFIX"] = str(bytecode)
     with log.open("ab") as sink:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=sink,
-            env=child_environment(ROOT),
+            env=environment,
             start_new_session=True,
         )
     try:

@@ -106,15 +106,21 @@ def _counters(node: Server, requests: int, broken: int) -> Iterator[Row]:
 
 
 def start_up(folder: Path, rounds: int) -> Row:
-    """Seconds until a node of the tiny model is ready, from the start of its process."""
-    model = tiny(folder)
+    """Seconds until a node of the tiny model is ready, from the start of its process.
+
+    Modules are compiled, as an installation leaves them; one start before the counted ones does it.
+    """
+    model, bytecode = tiny(folder), folder / "bytecode"
     took, cpu = [], []
-    for round_ in range(rounds):
-        with processes.node(folder / f"start-{round_}", model=model) as node:
+    for round_ in range(rounds + 1):
+        with processes.node(folder / f"start-{round_}", model=model, bytecode=bytecode) as node:
             took.append(node.started_s)
             cpu.append(node.cpu_s())
-    note = f"quickest {min(took):.2f} s; processor {min(cpu):.2f} s"
-    return Row("start of a node with the tiny model", "seconds", tuple(took), "<=", 3.0, note)
+    note = (
+        f"quickest {min(took[1:]):.2f} s; processor {min(cpu[1:]):.2f} s; "
+        f"compiling all modules first: {took[0]:.1f} s"
+    )
+    return Row("start of a node with the tiny model", "seconds", tuple(took[1:]), "<=", 3.0, note)
 
 
 @contextlib.contextmanager
