@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-faults fuzz fuzz-nightly lint proto clean
+.PHONY: bench demo test test-slow test-faults fuzz fuzz-nightly lint proto clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvpack needs Python 3.11 or later; set PYTHON=...")'
@@ -54,6 +54,24 @@ fuzz-nightly: $(STAMP)
 	  $(BIN)/python -m tests.fuzz $$target .fuzz/$$target -max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done
 
+# What things cost beside what somebody would take instead: about a quarter of an hour on a quiet
+# machine. BENCH_FLAGS='--only move' for a part, '--slow' for more, '--quick' for a look.
+BENCH_VENV  ?= .venv-bench
+BENCH_STAMP := $(BENCH_VENV)/.installed
+BENCH_OUT   ?= docs/results/bench.json
+BENCH_FLAGS ?=
+$(BENCH_STAMP): pyproject.toml
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]' \
+	  || $(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[node]'
+	-$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nixl-cu12==1.5.1
+	@touch $(BENCH_STAMP)
+
+bench: $(BENCH_STAMP)
+	$(BENCH_VENV)/bin/python -m bench --out $(BENCH_OUT) $(BENCH_FLAGS)
+	$(BENCH_VENV)/bin/python -m bench.table $(BENCH_OUT) --into docs/benchmarks.md
+	-$(BENCH_VENV)/bin/python -m bench.plots $(BENCH_OUT) docs/bench-growth.png
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -66,4 +84,4 @@ proto: $(STAMP)
 	$(BIN)/python tests/check_stubs.py --write
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-out
+	rm -rf $(VENV) $(BENCH_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-out

@@ -49,6 +49,7 @@ class Row:
             "theirs_s": theirs_s,
             "cpu_ratio": self.timed.cpu_ratio,
             "rounds": len(self.timed.ours_s),
+            "rounds_s": {"ours": self.timed.ours_s, "theirs": self.timed.theirs_s},
             "note": self.note,
         }
 

@@ -1,0 +1,204 @@
+"""``python -m bench``: its verdicts, its tables, two rows for real, and an end in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.growth import Series, series_of
+from bench.machine import descendants
+from bench.measured import FAILED, NOT_INSTALLED, Contender, Sample, Spread, speed_ratios
+from bench.peers.pair import require_installed
+from bench.table import BEGIN, END, as_page, judged, put_between
+from bench.turns import NoFigureError, Turn, take_turns
+from bench.verdict import MET, NOT_DECIDED, NOT_MET, verdict
+from bench.wanted import WANTED, Kind, Wanted
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = ["--tokens", "400", "--rounds", "2", "--only", "network:sockets_tls"]
+
+
+@pytest.mark.parametrize(
+    ("values", "bound", "at_least", "alien", "word"),
+    [
+        ([4.1, 4.2, 5.0], 4.0, True, None, MET),
+        ([4.0, 4.0, 4.0], 4.0, True, 0.0, MET),
+        ([3.9, 3.8, 3.0], 4.0, True, 0.0, NOT_MET),
+        ([1.9, 1.8, 1.0], 2.0, False, 0.0, MET),
+        ([2.1, 2.2, 2.3], 2.0, False, 0.0, NOT_MET),
+        # Two rounds, or a busy machine, decide nothing: neither a win nor a loss.
+        ([9.0, 9.0], 4.0, True, 0.0, NOT_DECIDED),
+        ([9.0, 9.0, 9.0], 4.0, True, 0.26, NOT_DECIDED),
+        ([1.0, 1.0, 1.0], 4.0, True, 1.8, NOT_DECIDED),
+        # On both sides: three of four have to agree, within a narrow range.
+        ([3.9, 4.1, 4.2], 4.0, True, 0.0, NOT_DECIDED),
+        ([3.9, 4.1, 4.2, 4.2], 4.0, True, 0.0, MET),
+        ([3.9, 4.1, 4.2, 9.0], 4.0, True, 0.0, NOT_DECIDED),
+        ([4.1, 3.9, 3.8, 3.8], 4.0, True, 0.0, NOT_MET),
+        ([], 4.0, True, 0.0, NOT_DECIDED),
+    ],
+)
+def test_a_verdict_follows_from_the_rounds_and_from_how_quiet_it_was(
+    values, bound, at_least, alien, word
+):
+    assert verdict(values, bound, at_least=at_least, alien=alien) == word
+
+
+def _contender(name, seconds, **more):
+    samples = [Sample(s, 1000, round=i, alien_cores=0.0) for i, s in enumerate(seconds)]
+    return Contender(name, name, "g", samples=samples, **more)
+
+
+def test_ratios_are_of_the_same_round_and_of_others_one_after_another():
+    ours, a, b = (_contender(n, s) for n, s in (("x", [1, 2]), ("a", [1, 1]), ("b", [3, 1, 9])))
+    assert speed_ratios(ours, [a, b]) == [4.0, 1.0]
+    a.samples.pop(0)
+    assert speed_ratios(ours, [a]) == [0.5]
+    assert Spread.of([]) is None
+
+
+def test_a_row_says_why_it_has_no_figure():
+    row = Wanted("w", "g", "x", ("a",), Kind.SPEED, 2.0, 4.0)
+    ours, other = _contender("x", [1, 1, 1]), _contender("a", [3, 3, 3])
+    assert judged(row, {}) == ("", "not run", "")
+    assert judged(row, {"g": {"a": other}}) == ("", "not there yet", "")
+    found, word, aim = judged(row, {"g": {"a": other, "x": ours}})
+    assert (word, aim) == (MET, NOT_MET) and found.startswith("3.00 (3.00 to 3.00), n=3")
+    other.status, other.reason = NOT_INSTALLED, "no a"
+    assert judged(row, {"g": {"a": other, "x": ours}}) == ("", "a: not installed: no a", "")
+
+
+def test_the_rows_that_are_wanted_can_all_be_told_apart():
+    assert len({(row.group, row.ours, row.against, row.kind) for row in WANTED}) == len(WANTED)
+    assert all(row.aim is None or (row.aim > row.must) == row.kind.at_least for row in WANTED)
+
+
+def test_who_fails_is_reported_and_the_others_go_on():
+    good, bad = Contender("good", "good", "g"), Contender("bad", "bad", "g")
+    calls = []
+
+    def sometimes():
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError("it is gone")
+        return {"bad": Sample(1.0, 1)}
+
+    take_turns([Turn([bad], sometimes), Turn([good], lambda: {"good": Sample(1.0, 1)})], 4, 60)
+    assert (bad.status, bad.reason, bad.samples) == (FAILED, "OSError: it is gone", [])
+    assert [sample.round for sample in good.samples] == [0, 1, 2, 3] and len(calls) == 2
+
+
+def test_what_cannot_be_imported_is_not_installed(tmp_path, monkeypatch):
+    (tmp_path / "zmq.py").write_text("raise ImportError('libsodium is missing')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(NoFigureError, match="libsodium is missing") as raised:
+        require_installed("zeromq")
+    assert raised.value.status == NOT_INSTALLED
+
+
+def test_growth_is_read_off_names_and_sizes():
+    found = series_of(
+        _contender(f"context_{size}_move", [cost])
+        for size, cost in ((10, 1), (100, 10), (1000, 300))
+    )
+    assert [(one.axis, one.name) for one in found] == [("tokens", "move")]
+    assert found[0].word == "worse than linear" and round(found[0].steepest, 2) == 1.48
+    assert Series("chunks", "hit", ((10, 1.0), (1000, 1.0))).word == "at most linear"
+    lookups = series_of([_contender("lookup_miss_10", [1]), _contender("lookup_miss_99", [2])])
+    assert [(one.axis, one.name) for one in lookups] == [("chunks", "miss")]
+
+
+def test_a_table_is_put_between_its_markers_and_nowhere_else():
+    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    assert put_between(page, "new") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    for wrong in ("", f"{END}\n{BEGIN}\n", page + page):
+        with pytest.raises(ValueError, match="expected one line"):
+            put_between(wrong, "new")
+
+
+def _bench(folder, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "bench", "--folder", str(folder), *arguments],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def test_two_rows_for_real(tmp_path):
+    """Received bytes are compared; what was not asked for is not run."""
+    folder, out = tmp_path / "work", tmp_path / "out.json"
+    folder.mkdir()
+    process = _bench(folder, *SMALL, "--out", str(out))
+    page, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    found = json.loads(out.read_text())
+    contenders = {one["name"]: one for one in found["groups"]["network"]["contenders"]}
+    assert list(contenders) == ["sockets_tcp", "sockets_tls"]
+    for one in contenders.values():
+        assert one["status"] == "measured" and len(one["samples"]) == 2, one
+        assert all(sample["byte_count"] == 399 * 53_248 for sample in one["samples"])
+        assert all(sample["cpu_s"] > 0 for sample in one["samples"])
+    assert found["machine"]["cpu"] and found["machine"]["versions"]["cryptography"]
+    assert as_page(found) in page and "| raw TCP | nothing |" in page
+    assert list(folder.iterdir()) == [] and sorted(tmp_path.iterdir()) == [out, folder]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process_and_no_file(tmp_path, number):
+    folder, out = tmp_path / "work", tmp_path / "out.json"
+    folder.mkdir()
+    rounds = ["--tokens", "400", "--rounds", "900", "--only", "network:sockets_tls"]
+    process = _bench(folder, *rounds, "--out", str(out))
+    try:
+        # Until an end of a transfer, which is a grandchild, is there.
+        _wait_for(lambda: len(descendants(process.pid)) >= 2)
+        family = descendants(process.pid)
+        os.kill(process.pid, number)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert errors.endswith("bench: error: interrupted: no result was written\n")
+    assert list(folder.iterdir()) == [] and list(tmp_path.iterdir()) == [folder]
+    assert [pid for pid in family if _is_ours(pid)] == []
+
+
+def _is_ours(pid):
+    """Whether it is still a process of this bench: its number may have gone to another one."""
+    try:
+        return b"bench." in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _wait_for(condition, within_s=60.0):
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--only", "nothing"], "--only nothing"),
+        (["--rounds", "0"], "--rounds"),
+        (["--folder", "/nowhere"], "--folder"),
+        (["--out", "/nowhere/out.json"], "--out"),
+        (["--resume"], "--resume"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused_by_name(arguments, named):
+    ran = subprocess.run(
+        [sys.executable, "-m", "bench", *arguments], cwd=ROOT, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 2 and ran.stdout == ""
+    assert ran.stderr.startswith("bench: error: ") and named in ran.stderr
