@@ -23,7 +23,7 @@ from typing import Final
 
 from node.errors import NodeError, UsageError
 
-#: Every point there is: what the giving end reaches, then what the taking end does.
+#: Every point of a move: what the giving end reaches, then what the taking end does.
 POINTS: Final = (
     "source.prepare.before",
     "source.prepare.after",
@@ -58,6 +58,28 @@ POINTS: Final = (
     "target.reload.begun",
     "target.reload.taken",
     "target.restore.raised",
+)
+
+#: Of a session's way into a store, and out of one, where the points of ``target`` are passed, too.
+PARK_POINTS: Final = (
+    "park.opened.after",
+    "park.chunk.added",
+    "park.flush.after",
+    "park.publish.before",
+    "park.publish.after",
+    "park.put.before",
+    "park.put.after",
+    "park.cas.after",
+    "park.owner.after",
+    "park.release.before",
+    "park.release.after",
+    "restore.found.after",
+    "restore.piece.read",
+    "restore.seal.before",
+    "restore.commit.before",
+    "restore.commit.after",
+    "restore.drop.before",
+    "restore.drop.after",
 )
 
 _ORDER: Final = re.compile(r"([a-z.]+)(?::([1-9][0-9]{0,5}))?=(kill|stop|raise|exit)")
@@ -106,7 +128,7 @@ class FaultOrder:
         return cls(found[1], int(found[2] or "1"), FaultAction(found[3]))
 
     def __post_init__(self) -> None:
-        if self.point not in POINTS:
+        if self.point not in POINTS and self.point not in PARK_POINTS:
             raise UsageError(f"fault point {self.point!r}: there is none of that name")
         if self.nth < 1:
             raise UsageError(f"fault point {self.point}: expected a count of at least 1")

@@ -107,7 +107,11 @@ async def recover(
             log.error("session %s: lies in a store, out of reach: %s", entry.session_id, error)
             lost.append(entry.session_id)
             continue
-        name = newer or packs.get(entry.session_id)
+        older = packs.get(entry.session_id)
+        if newer is not None and older is not None:
+            # The journal names the newer one by now: nobody else would remove it before a restart.
+            await asyncio.to_thread((target.spool_dir / older).unlink, missing_ok=True)
+        name = newer or older
         pack = None if name is None else target.spool_dir / name
         if await _restore(target, entry, pack, memory):
             restored.append(entry.session_id)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from kvpack.chunk import ChunkClass
 from kvpack.errors import KvpackError
 from kvpack.layout import LayerKind
+from node import fault_points
 from node.directory import (
     NONCE_BYTES,
     Directory,
@@ -158,6 +159,7 @@ class Park:
         try:
             self._cut = await cut_now(self._source.engine, self._source.binding, self._session)
             await asyncio.to_thread(self._open, self._cut)
+            fault_points.reach("park.opened.after")
         except KvpackError as error:
             return self._failed(error, SourceEvent.PREPARE_FAILED)
         return SourceEvent.PREPARED
@@ -180,7 +182,9 @@ class Park:
             cut = self._cut = self._with_boundary(cut, decoded.logits)
             async for chunk in chunks_of(self._source.engine, self._source.binding, cut):
                 await asyncio.to_thread(shelf.add, chunk)
+                fault_points.reach("park.chunk.added")
             await asyncio.to_thread(shelf.flush)
+            fault_points.reach("park.flush.after")
         except KvpackError as error:
             return self._failed(error, SourceEvent.PUSH_FAILED)
         return SourceEvent.PUSHED
@@ -198,7 +202,9 @@ class Park:
         mixed = cut.generation.is_mixed
         blob = manifest_blob(binding, cut.position, cut.schedule, shelf.references, mixed=mixed)
         try:
+            fault_points.reach("park.publish.before")
             cut_id = await asyncio.to_thread(shelf.publish, blob)
+            fault_points.reach("park.publish.after")
         except KvpackError as error:
             return self._failed(error, SourceEvent.SEAL_FAILED)
         self._parked = Parked(shelf.identity, cut_id, cut.position, self._order.place)
@@ -210,10 +216,13 @@ class Park:
             return SourceEvent.COMMIT_ANSWERED
         directory, parked, name = self._directory, self._require_parked(), self._session.session_id
         try:
+            fault_points.reach("park.put.before")
             await directory.put(name, self._token, parked.encode())
+            fault_points.reach("park.put.after")
             self._stores = await transfer_settled(
                 directory, name, self._token, store_owner(parked.identity), parked.nonce(name)
             )
+            fault_points.reach("park.cas.after")
         except (DirectoryError, StaleTokenError) as error:
             return self._failed(error, SourceEvent.COMMIT_FAILED)
         return SourceEvent.COMMIT_ANSWERED
@@ -224,6 +233,7 @@ class Park:
             entry = await sessions.directory.owner(name)
         except DirectoryError as error:
             return self._failed(error, SourceEvent.DIRECTORY_DOWN)
+        fault_points.reach("park.owner.after")
         standing = whose(entry, sessions.node, self._token)
         if standing is Whose.UNKNOWN or entry is None:
             # As towards a node: a directory that was restored or lost may yet name us.
@@ -274,7 +284,9 @@ class Park:
             await asyncio.to_thread(self._shelf.forget)
 
     async def _release(self) -> None:
+        fault_points.reach("park.release.before")
         await self._source.sessions.drop(self._session)
+        fault_points.reach("park.release.after")
         shelf = self._require_shelf()
         # What somebody took out of the store already he holds himself.
         await asyncio.to_thread(shelf.forget if self._stores is None else shelf.settle)

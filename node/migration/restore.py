@@ -28,6 +28,7 @@ from kvpack.store import (
     pinned_cut,
 )
 from kvpack.wire import encode_numerics
+from node import fault_points
 from node.directory import Directory, Ownership, OwnershipToken
 from node.errors import (
     DirectoryAmbiguousError,
@@ -122,9 +123,12 @@ class Restorer:
             store = await asyncio.to_thread(stack.enter_context, self._roots.opened(order.place))
             stores = _Stored(self._target, self._roots, store, order)
             await stores.find()
+            fault_points.reach("restore.found.after")
             restored = await self._transfer(stores, order)
             if not order.restore_as:
+                fault_points.reach("restore.drop.before")
                 await asyncio.to_thread(stores.let_go)
+                fault_points.reach("restore.drop.after")
         return restored
 
     @contextlib.contextmanager
@@ -146,8 +150,11 @@ class Restorer:
                 await self._transfers.push(key, cut.pieces())
                 seal = cut.seal_request(self._target)
                 seal.protocol_minor = minor
+                fault_points.reach("restore.seal.before")
                 await self._transfers.seal(key, read_inventory(seal))
+                fault_points.reach("restore.commit.before")
                 outcome = await self._commit(key)
+                fault_points.reach("restore.commit.after")
             except KvpackError:
                 # What nobody knew is settled by it, and may be settled well.
                 if await self._transfers.abort(key) is not TargetState.COMMITTED:
@@ -285,6 +292,7 @@ class _Cut:
         self._reader.expect()
         for reference in self.references:
             yield memoryview(await asyncio.to_thread(self._checked, reference))
+            fault_points.reach("restore.piece.read")
 
     def _checked(self, reference: ChunkReference) -> bytes:
         if reference.is_trimmed:
