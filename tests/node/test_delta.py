@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import time
 
@@ -79,8 +80,24 @@ def test_a_suffix_inside_the_window_sends_only_its_own_window_rows(tmp_path):
     assert second.swa_bytes == layout.state_bytes(LayerKind.SWA, 1) * suffix
 
 
-def test_equal_tokens_with_other_rows_are_a_wrong_guess_that_costs_bytes_and_nothing_else(world):
-    """The held cut was computed one token at a time: other call shapes, other bits."""
+def _believe_other_numerics(node):
+    """Let the node believe that it computes on something else: it needs consent then."""
+    target = node.transfers._target
+    (name, _), *rest = target.binding.numerics.values
+    numerics = dataclasses.replace(target.binding.numerics, values=((name, "other"), *rest))
+    binding = dataclasses.replace(target.binding, numerics=numerics)
+    node.transfers._target = dataclasses.replace(target, binding=binding)
+
+
+@pytest.mark.parametrize("consents", [False, True])
+def test_equal_tokens_with_other_rows_are_a_wrong_guess_that_costs_bytes_and_nothing_else(
+    world, consents
+):
+    """The held cut was computed one token at a time: other call shapes, other bits.
+
+    Who consents to `compatible` consents to go on elsewhere from the rows that the source has, and
+    not to other rows: those travel all the same.
+    """
 
     async def work():
         async with world.pair() as (source, giving, target, taking):
@@ -93,14 +110,19 @@ def test_equal_tokens_with_other_rows_are_a_wrong_guess_that_costs_bytes_and_not
             await move(giving, target, session)
             await target.tier.settled()
             await taking.close_session(await taking.get("s"))
-            result = await move(giving, target, await giving.open("s"), tokens)
+            if consents:
+                _believe_other_numerics(target)
+            result = await move(
+                giving, target, await giving.open("s"), tokens, accept_compatible=consents
+            )
             twin = await giving.append(await giving.open("twin"), tokens)
             expected = await events(giving, twin, 600, 8)
             moved = await events(taking, await taking.get("s"), 600, 8)
             return result, expected, moved, target.sessions.engine.model.layout
 
     result, expected, moved, layout = run(work())
-    assert moved == expected and result.continuation_verdict == "exact"
+    assert moved == expected and result.state_verdict == "exact"
+    assert result.continuation_verdict == ("compatible" if consents else "exact")
     whole = sum(layout.state_bytes(kind, 599) for kind in LayerKind)
     assert result.nope_bytes + result.swa_bytes + result.held_bytes == whole
     # Here and there equal bits come out of either shape; most do not.
