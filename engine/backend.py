@@ -25,6 +25,9 @@ KERNEL_SWITCHES: Final = (
     "MLX_SDPA_BLOCKS",
 )
 
+#: What :func:`use_device` takes.
+DEVICES: Final = ("cpu", "gpu")
+
 _state = {"too_late": False}
 
 
@@ -34,6 +37,30 @@ def set_switches() -> None:
         return
     _state["too_late"] = "mlx.core" in sys.modules or CUDNN_SWITCH in os.environ
     os.environ.setdefault(CUDNN_SWITCH, "0")
+
+
+def use_device(name: str) -> None:
+    """Compute on ``cpu`` or ``gpu`` from here on, in the whole process. Before a model is loaded.
+
+    A build of MLX for GPUs computes on the processor, too.
+
+    Raises:
+        BackendError: This build of MLX, or this machine, has no GPU.
+        ValueError: Another name.
+    """
+    import mlx.core as mx
+
+    if name not in DEVICES:
+        raise ValueError(f"device must be one of {', '.join(DEVICES)}, not {name!r}")
+    if name == "gpu" and not _has_gpu():
+        raise BackendError("device gpu: this build of MLX, or this machine, has none")
+    mx.set_default_device(mx.cpu if name == "cpu" else mx.gpu)
+
+
+def _has_gpu() -> bool:
+    import mlx.core as mx
+
+    return mx.cuda.is_available() or mx.metal.is_available()
 
 
 def backend_name() -> str:
@@ -74,6 +101,14 @@ def device_description() -> str:
     info = mx.device_info()
     parts = [str(info.get("device_name", "")), str(info.get("architecture", platform.machine()))]
     return " / ".join(part for part in parts if part) or "unknown"
+
+
+def build_values() -> tuple[tuple[str, str], ...]:
+    """``(name, value)`` where MLX computes on the processor although it was built for a GPU.
+
+    That build brings other libraries for the processor than the one that is made for it alone.
+    """
+    return (("build", "gpu"),) if backend_name() == "cpu" and _has_gpu() else ()
 
 
 def switch_values() -> tuple[tuple[str, str], ...]:

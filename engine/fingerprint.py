@@ -72,5 +72,6 @@ def numerics_of(layout: CacheLayout, plane_layout: PlaneLayout) -> NumericsFinge
         "os": f"{platform.system()} {platform.release()}",
         "plane_layout": plane_layout.value,
         **dict(backend.switch_values()),
+        **dict(backend.build_values()),
     }
     return NumericsFingerprint(tuple(sorted(values.items())))

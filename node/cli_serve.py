@@ -228,6 +228,10 @@ _NODE: Final = _several(
             "--data-plane-to", "plane_towards", multiple=True, metavar="NODE=PLANE",
             help="Moves from here to NODE ask for that plane; may be repeated.",
         ),
+        click.option(
+            "--device", type=click.Choice(["cpu", "gpu"]),
+            help="Where to compute; default: the GPU, if MLX has one.",
+        ),
         click.option("--stop-on-stdin-end", is_flag=True, hidden=True),
         click.option(
             "--transfer-lease", default=60.0, type=click.FloatRange(0.5, 600.0), hidden=True
@@ -302,6 +306,7 @@ def serve_config(options: dict[str, Any], folder: Path) -> ServeConfig:
         advertise=_advertised(options),
         kv_bytes=options["kv_bytes"],
         planes=_plane_options(options),
+        device=options["device"],
     )
 
 

@@ -90,6 +90,7 @@ class ServeConfig:
         advertise: Where other nodes reach this one for gRPC; None: where it listens.
         kv_bytes: KV memory for sessions, by which they are placed; None: half of the machine's.
         planes: Data planes without TLS, for whom, and where to; None: there is none.
+        device: ``cpu`` or ``gpu`` to compute on; None: what MLX takes by itself.
 
     Raises:
         UsageError: It would listen nowhere, or for gRPC without credentials.
@@ -111,6 +112,7 @@ class ServeConfig:
     advertise: Address | None = None
     kv_bytes: int | None = None
     planes: PlaneOptions | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
         if self.address is None and self.http is None:

@@ -44,20 +44,24 @@ class EngineThread:
         self.failed: Callable[[BaseException], None] | None = None
 
     @classmethod
-    async def load(cls, model_dir: Path, chat_template: str | None = None) -> EngineThread:
+    async def load(
+        cls, model_dir: Path, chat_template: str | None = None, device: str | None = None
+    ) -> EngineThread:
         """Start the thread and load the model on it.
 
         Args:
             model_dir: Its folder.
             chat_template: Jinja text in the place of the folder's own template.
+            device: ``cpu`` or ``gpu``; None: what MLX takes by itself.
 
         Raises:
+            BackendError: There is no such device.
             ModelFolderError: The folder lacks something; the message names it.
         """
         executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
         try:
             loop = asyncio.get_running_loop()
-            model = await loop.run_in_executor(executor, _load, model_dir, chat_template)
+            model = await loop.run_in_executor(executor, _load, model_dir, chat_template, device)
         except BaseException:
             executor.shutdown(wait=False)
             raise
@@ -136,7 +140,9 @@ def import_engine() -> None:
     from engine import load_model  # noqa: F401
 
 
-def _load(model_dir: Path, chat_template: str | None) -> Model:
-    from engine import load_model
+def _load(model_dir: Path, chat_template: str | None, device: str | None) -> Model:
+    from engine import backend, load_model
 
+    if device is not None:
+        backend.use_device(device)
     return load_model(model_dir, chat_template=chat_template)

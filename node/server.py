@@ -90,7 +90,7 @@ def _open_tier(config: ServeConfig, binding: PackBinding) -> Tier:
 
 
 async def _load(config: ServeConfig) -> EngineThread:
-    return await EngineThread.load(config.model_dir, config.serving.chat_template)
+    return await EngineThread.load(config.model_dir, config.serving.chat_template, config.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,6 @@ from kvpack.snapshot import Tile, TileSpec, cut_tile_specs
 
 STEPS = 24
 REPLAY_STEPS = 64
-PREFILL_TOKENS = 2048
 SMALL_BATCH = 4
 GB = 1e9
 
@@ -115,7 +114,7 @@ class Snapshots:
 
     def _prefill(self, ids: Sequence[int]) -> None:
         done = 0
-        for calls in engine.prefill_calls(0, len(ids), PREFILL_TOKENS):
+        for calls in engine.prefill_calls(0, len(ids)):
             self.generation.prefill(ids[done : done + calls])
             done += calls
 
