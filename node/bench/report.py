@@ -8,6 +8,7 @@ from kvpack.chunk import ChunkClass
 from node.bench.geometry import cut_bytes, window_bytes
 from node.bench.measure import PREFILL_OVER_TRANSFER, Measured
 from node.bench.order import BenchOrder, Kind
+from node.bench.sealed import Cost, Pushed
 
 _GIGA: Final = 1e9
 
@@ -24,8 +25,6 @@ def as_values(measured: Measured) -> dict[str, Any]:
     timeline, ended = moved.timeline, measured.ended
     sizes = cut_bytes(order.layout, moved.position + 1, order.held_tokens)
     nope, swa = timeline.bytes_of(ChunkClass.FULL), timeline.bytes_of(ChunkClass.SWA)
-    giga = pushed.payload_bytes / _GIGA
-    baseline = giga / pushed.baseline_s
     return {
         "tokens": order.tokens,
         "held_tokens": order.held_tokens,
@@ -42,16 +41,7 @@ def as_values(measured: Measured) -> dict[str, Any]:
         "held_bytes": timeline.held_bytes,
         "wire_bytes": moved.wire_bytes,
         "objects": moved.objects,
-        "push_s": pushed.push_s,
-        "push_gbytes_per_s": giga / pushed.push_s,
-        "tls_baseline_s": pushed.baseline_s,
-        "tls_baseline_gbytes_per_s": baseline,
-        "push_over_tls": pushed.baseline_s / pushed.push_s,
-        "tcp_baseline_s": pushed.tcp_baseline_s,
-        "tcp_baseline_gbytes_per_s": giga / pushed.tcp_baseline_s,
-        "push_over_tcp": pushed.tcp_baseline_s / pushed.push_s,
-        "source_cpu_s_per_gbyte": pushed.source_cpu_s / giga,
-        "target_cpu_s_per_gbyte": pushed.target_cpu_s / giga,
+        **_rates(pushed),
         "round_trip_s": pushed.rtt_s,
         "prefill_simulated": True,
         "prefill_over_transfer": PREFILL_OVER_TRANSFER,
@@ -69,6 +59,35 @@ def as_values(measured: Measured) -> dict[str, Any]:
         "rows_compared": ended.rows_compared,
         "rows_equal": ended.rows_equal,
         "installed_equal": 0 < ended.rows_compared == ended.rows_equal,
+    }
+
+
+def _rates(pushed: Pushed) -> dict[str, float]:
+    sealed, sealing, tls, tcp = pushed.sealed, pushed.sealing, pushed.tls, pushed.tcp
+    return {
+        "push_s": sealed.seconds,
+        "push_gbytes_per_s": sealed.bytes_per_s / _GIGA,
+        "tls_baseline_s": tls.seconds,
+        "tls_baseline_gbytes_per_s": tls.bytes_per_s / _GIGA,
+        "push_over_tls": tls.seconds / sealed.seconds,
+        "tcp_baseline_s": tcp.seconds,
+        "tcp_baseline_gbytes_per_s": tcp.bytes_per_s / _GIGA,
+        "push_over_tcp": tcp.seconds / sealed.seconds,
+        **_cpu(sealed),
+        **_cpu(tls, "tls_"),
+        "push_cpu_over_tls": sealed.cpu_s_per_byte / tls.cpu_s_per_byte,
+        "sealing_push_s": sealing.seconds,
+        "sealing_push_over_tls": sealing.bytes_per_s / tls.bytes_per_s,
+        **_cpu(sealing, "sealing_"),
+        "sealing_cpu_over_tls": sealing.cpu_s_per_byte / tls.cpu_s_per_byte,
+    }
+
+
+def _cpu(cost: Cost, prefix: str = "") -> dict[str, float]:
+    giga = cost.payload_bytes / _GIGA
+    return {
+        f"{prefix}source_cpu_s_per_gbyte": cost.source_cpu_s / giga,
+        f"{prefix}target_cpu_s_per_gbyte": cost.target_cpu_s / giga,
     }
 
 
@@ -96,7 +115,7 @@ def exposed_tail_bytes(order: BenchOrder) -> int:
 
 def _exposed_bound_s(measured: Measured) -> float:
     timeline = measured.moved.timeline
-    tail_s = exposed_tail_bytes(measured.order) / measured.pushed.bytes_per_s
+    tail_s = exposed_tail_bytes(measured.order) / measured.pushed.sealed.bytes_per_s
     commit_s = timeline.committed_s - timeline.sealed_s
     return _TAIL_FACTOR * tail_s + commit_s + _ALLOWED_S + measured.pushed.rtt_s
 

@@ -1,15 +1,20 @@
-"""How fast chunks that are sealed already get into the other node's planes.
+"""How fast chunks get into the other node's planes: sealed before, and sealed meanwhile.
 
-One cut is sealed into memory; then the same bytes go once through a bare TLS socket and once
-through Prepare and Push, where the target opens and scatters them. The transfer is given up
-afterwards: what it would take to seal, commit and read the rows is measured by the move itself.
+One cut is sealed into memory; a first part of it is pushed, so that both processes have the memory
+that streams use. The rest goes once through a bare TLS socket, once through a plain one, and once
+as the rest of the push, where the target opens and scatters it. Then the whole cut is read, sealed
+and pushed by the product's own stream. Transfers are given up afterwards: what it would take to
+commit and to read the rows is measured by the move itself.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from kvpack.chunk import seal_tile
 from kvpack.snapshot import cut_tile_specs
@@ -20,44 +25,69 @@ from node.dataplane.lane import Lane
 from node.dataplane.options import Plane
 from node.errors import UsageError
 from node.migration import versions, wire
-from node.migration.feed import STREAM_S
+from node.migration.feed import STREAM_S, Feed, Holding
+from node.migration.producer import Producer
+from node.migration.tape import Tape
+from node.migration.timeline import Timeline
 from node.pb.v1 import migration_pb2
 from node.server import Node
 from node.session import Session
 
-_ASK_S = 60.0
+_ASK_S: Final = 60.0
+
+#: Pushed before the clock starts: at most so much, and an eighth of the cut.
+_WARM_BYTES: Final = 64 << 20
+_WARM_SHARE: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """One push of sealed chunks, and the yardstick beside it.
+@dataclass(slots=True)
+class Cost:
+    """What one way of sending took.
 
     Attributes:
-        payload_bytes: Plaintext in the chunks.
-        push_s: From the first write to the acknowledgement that all of it is installed.
-        baseline_s: The same chunks through a bare TLS 1.3 socket.
-        tcp_baseline_s: The same through a plain one.
-        source_cpu_s: Processor time of this process during the push.
+        payload_bytes: Plaintext that it carried.
+        seconds: From the first write to the word that all of it has arrived.
+        source_cpu_s: Processor time of this process meanwhile.
         target_cpu_s: Processor time of the other one.
-        rtt_s: The quickest of some empty calls.
     """
 
     payload_bytes: int
-    push_s: float
-    baseline_s: float
-    tcp_baseline_s: float
-    source_cpu_s: float
-    target_cpu_s: float
-    rtt_s: float
+    seconds: float = 0.0
+    source_cpu_s: float = 0.0
+    target_cpu_s: float = 0.0
 
     @property
     def bytes_per_s(self) -> float:
         """Payload over time."""
-        return self.payload_bytes / self.push_s
+        return self.payload_bytes / self.seconds
+
+    @property
+    def cpu_s_per_byte(self) -> float:
+        """Processor time of both ends."""
+        return (self.source_cpu_s + self.target_cpu_s) / self.payload_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """Pushes and the yardsticks beside them.
+
+    Attributes:
+        sealed: Chunks that were sealed before, until all are installed.
+        sealing: The whole cut, read and sealed meanwhile.
+        tls: The chunks of ``sealed`` through a bare TLS 1.3 socket.
+        tcp: The same through a plain one.
+        rtt_s: The quickest of some empty calls.
+    """
+
+    sealed: Cost
+    sealing: Cost
+    tls: Cost
+    tcp: Cost
+    rtt_s: float
 
 
 async def push_sealed(node: Node, peer: Peer, token_ids: list[int], plane: Plane) -> Pushed:
-    """Measure both on a session of ``token_ids``, which is closed again.
+    """Measure all of it on a session of ``token_ids``, which is closed again.
 
     Raises:
         KvpackError: The target refused, or went away.
@@ -65,70 +95,147 @@ async def push_sealed(node: Node, peer: Peer, token_ids: list[int], plane: Plane
     session = await node.sessions.open(f"bench-push-{secrets.token_hex(8)}")
     async with node.sessions.hold(session.session_id, session.token):
         await node.sessions.append(session, token_ids)
-        pieces, payload_bytes = await node.sessions.engine.call(_seal_all, node, session)
+        pieces, sizes = await node.sessions.engine.call(_seal_all, node, session)
         try:
-            baselines_s = (await peer.baseline(pieces), await peer.baseline(pieces, plain=True))
-            return await _push(node, peer, session, pieces, payload_bytes, baselines_s, plane)
+            sealed, tls, tcp = await _push_sealed(node, peer, session, plane, pieces, sizes)
+            pieces.clear()
+            sealing = await _push_sealing(node, peer, session, plane, sum(sizes))
+            return Pushed(sealed, sealing, tls, tcp, await peer.round_trip_s())
         finally:
             await node.sessions.close(session)
 
 
-def _seal_all(node: Node, session: Session) -> tuple[list[bytes], int]:
-    context, pieces, payload_bytes = node.moves.binding.context, [], 0
+def _seal_all(node: Node, session: Session) -> tuple[list[bytes], list[int]]:
+    context, pieces, sizes = node.moves.binding.context, [], []
     for spec in cut_tile_specs(node.moves.binding.layout, session.position):
         chunk = seal_tile(context, session.generation.read_tile(spec))
         pieces.append(wire.encode_object(chunk.object))
-        payload_bytes += chunk.reference.plain_bytes
-    return pieces, payload_bytes
+        sizes.append(chunk.reference.plain_bytes)
+    return pieces, sizes
 
 
-async def _push(
+async def _push_sealed(
     node: Node,
     peer: Peer,
     session: Session,
-    pieces: list[bytes],
-    payload_bytes: int,
-    baselines_s: tuple[float, float],
     plane: Plane,
-) -> Pushed:
-    transfer, stub = await _prepare(node, peer, session, plane)
-    rtt_s = await peer.round_trip_s()
-    await peer.begin()
-    used_s, start = cpu_s(), time.monotonic()
+    pieces: list[bytes],
+    sizes: list[int],
+) -> tuple[Cost, Cost, Cost]:
+    transfer = await _Transfer.begin(node, peer, session, plane)
+    warm, payload_bytes = _warm_pieces(sizes), sum(sizes)
+    await _write_all(await transfer.stub(), transfer, pieces[:warm])
+    rest, rest_bytes = pieces[warm:], payload_bytes - sum(sizes[:warm])
+    sealed, tls, tcp = Cost(rest_bytes), Cost(rest_bytes), Cost(rest_bytes)
+    async with _spending(peer, tcp):
+        tcp.seconds = await peer.baseline(rest, plain=True)
+    async with _spending(peer, tls):
+        tls.seconds = await peer.baseline(rest)
+    stub = await transfer.stub()
+    async with _spending(peer, sealed):
+        start = time.monotonic()
+        await _write_all(stub, transfer, rest)
+        sealed.seconds = time.monotonic() - start
+    await transfer.abort()
+    return sealed, tls, tcp
+
+
+async def _push_sealing(
+    node: Node, peer: Peer, session: Session, plane: Plane, payload_bytes: int
+) -> Cost:
+    moves, cost = node.moves, Cost(payload_bytes)
+    tape = Tape.known(moves.binding.layout, session.position)
+    producer = Producer(node.sessions.engine, moves.binding, session, tape, _never)
+    transfer = await _Transfer.begin(node, peer, session, plane)
+    stub = await transfer.stub()
+    async with _spending(peer, cost):
+        timeline = Timeline(time.monotonic())
+        feed = Feed(producer, timeline, lambda: None)
+        await feed.run(stub, transfer.ref, peer.name, Holding())
+        cost.seconds = timeline.pushed_s - timeline.start_s
+    await transfer.abort()
+    return cost
+
+
+def _warm_pieces(sizes: Sequence[int]) -> int:
+    """How many of the chunks, of so many bytes each, are pushed before the clock starts."""
+    warm, most = 0, min(_WARM_BYTES, sum(sizes) // _WARM_SHARE)
+    while most >= sizes[warm]:
+        most -= sizes[warm]
+        warm += 1
+    return warm
+
+
+async def _write_all(
+    stub: wire.MigrationStub, transfer: _Transfer, pieces: Sequence[bytes]
+) -> None:
     call = stub.push(timeout=STREAM_S)
-    await call.write(wire.encode_open(transfer))
+    await call.write(wire.encode_open(transfer.ref))
     for piece in pieces:
         await call.write(piece)
     await call.done_writing()
     await call
-    push_s, source_cpu_s = time.monotonic() - start, cpu_s() - used_s
-    target_cpu_s = (await peer.end("")).cpu_s
-    request = migration_pb2.AbortRequest(transfer=transfer)
-    await wire.ask(peer.migration.abort, request, _ASK_S, peer.name)
-    return Pushed(payload_bytes, push_s, *baselines_s, source_cpu_s, target_cpu_s, rtt_s)
 
 
-async def _prepare(
-    node: Node, peer: Peer, session: Session, plane: Plane
-) -> tuple[migration_pb2.TransferRef, wire.MigrationStub]:
-    """A transfer, and what its chunks are pushed by: just as in a move."""
-    binding = node.moves.binding
-    epoch = binding.key.epoch
-    number = await node.moves.source.journal.next_number(peer.name, epoch)
-    transfer = wire.transfer_ref(epoch, number)
-    request = migration_pb2.PrepareRequest(
-        transfer=transfer,
-        session_id=session.session_id,
-        mode=migration_pb2.MODE_MOVE,
-        token=wire.token_message(session.token),
-        pack_header=binding.header_bytes,
-        numerics=encode_numerics(binding.numerics),
-        position=session.position,
-    )
-    speaker, lane = node.moves.source.speaker, Lane(plane, peer.name, wire.Meter())
-    versions.state(request, speaker)
-    lane.wish(request, speaker.minors)
-    lane.answered(await wire.ask(peer.migration.prepare, request, _ASK_S, peer.name))
-    if lane.fallback:
-        raise UsageError(f"--data-plane {lane.fallback}")
-    return transfer, lane.stub(peer.migration, transfer)
+@asynccontextmanager
+async def _spending(peer: Peer, cost: Cost) -> AsyncIterator[None]:
+    """Fill in the processor time that both ends take until the block ends."""
+    theirs, ours = (await peer.end("")).cpu_s, cpu_s()
+    yield
+    cost.source_cpu_s = cpu_s() - ours
+    cost.target_cpu_s = (await peer.end("")).cpu_s - theirs
+
+
+async def _never() -> bool:
+    raise RuntimeError("a session that is held already")
+
+
+class _Transfer:
+    """A transfer that is prepared for each of its streams, and given up in the end."""
+
+    def __init__(self, peer: Peer, request: migration_pb2.PrepareRequest, lane: Lane) -> None:
+        self._peer = peer
+        self._request = request
+        self._lane = lane
+
+    @classmethod
+    async def begin(cls, node: Node, peer: Peer, session: Session, plane: Plane) -> _Transfer:
+        """What will be asked for, just as a move asks."""
+        binding = node.moves.binding
+        epoch = binding.key.epoch
+        number = await node.moves.source.journal.next_number(peer.name, epoch)
+        request = migration_pb2.PrepareRequest(
+            transfer=wire.transfer_ref(epoch, number),
+            session_id=session.session_id,
+            mode=migration_pb2.MODE_MOVE,
+            token=wire.token_message(session.token),
+            pack_header=binding.header_bytes,
+            numerics=encode_numerics(binding.numerics),
+            position=session.position,
+        )
+        speaker, lane = node.moves.source.speaker, Lane(plane, peer.name, wire.Meter())
+        versions.state(request, speaker)
+        lane.wish(request, speaker.minors)
+        return cls(peer, request, lane)
+
+    @property
+    def ref(self) -> migration_pb2.TransferRef:
+        """Its name."""
+        return self._request.transfer
+
+    async def stub(self) -> wire.MigrationStub:
+        """What its next stream is pushed by. The first one takes the target's memory.
+
+        Raises:
+            UsageError: The plane is not to be had.
+        """
+        answer = wire.ask(self._peer.migration.prepare, self._request, _ASK_S, self._peer.name)
+        self._lane.answered(await answer)
+        if self._lane.fallback:
+            raise UsageError(f"--data-plane {self._lane.fallback}")
+        return self._lane.stub(self._peer.migration, self.ref)
+
+    async def abort(self) -> None:
+        """Give it up."""
+        request = migration_pb2.AbortRequest(transfer=self.ref)
+        await wire.ask(self._peer.migration.abort, request, _ASK_S, self._peer.name)

@@ -187,6 +187,11 @@ def test_a_small_run_moves_every_row_and_counts_every_byte(
     assert 0.0 < values["exposed_handover_s"] < 5.0
     assert values["push_gbytes_per_s"] > 0 and values["tls_baseline_gbytes_per_s"] > 0
     assert values["push_over_tcp"] > 0 and values["data_plane"] == "mtls"
+    for name in ("push", "sealing_push"):
+        assert values[f"{name}_s"] > 0 and values[f"{name}_over_tls"] > 0
+    for way in ("", "tls_", "sealing_"):
+        for end in ("source", "target"):
+            assert values[f"{way}{end}_cpu_s_per_gbyte"] > 0
     # A spool is whole and on disk when its session is taken over, and goes with it.
     assert [size > values["payload_bytes"] for size in flushed] == [True] * spools
     assert world.spool("target") == []
