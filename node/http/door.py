@@ -32,6 +32,7 @@ from node.http.options import HttpOptions
 from node.http.origin import check_host, check_origin
 from node.http.quota import Quotas
 from node.relay.values import RELAYED, Here, Relayed
+from node.unexpected import unexpected
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -239,9 +240,9 @@ def _tell(observers: list[Callable[[_T], None]], what: _T) -> None:
     for observer in observers:
         try:
             observer(what)
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is said and answered
             # Counting must never cost a caller its answer.
-            log.exception("a counter failed")
+            log.error("a counter failed: %s", unexpected(error))
 
 
 class Guarded:

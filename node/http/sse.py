@@ -18,6 +18,7 @@ from kvpack.errors import KvpackError
 from node.http.errors import Refusal, broken, refusal_of
 from node.http.hangup import ClientGone, stopped, watching
 from node.http.limits import WRITE_S
+from node.unexpected import unexpected
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -107,8 +108,8 @@ class EventStream:
         except KvpackError as error:
             log.info("a stream ended: %s", error)
             yield self._on_error(refusal_of(error))
-        except Exception:
-            log.exception("a stream failed")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is said and answered
+            log.error("a stream failed: %s", unexpected(error))
             yield self._on_error(broken())
 
 

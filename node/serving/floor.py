@@ -39,6 +39,7 @@ from node.serving.slots import Held, Slot, Slots, SlotState
 from node.serving.tools import Tools
 from node.serving.view import FloorView, SlotView
 from node.serving.waiting import WaitingLine
+from node.unexpected import unexpected
 
 if TYPE_CHECKING:
     from node.engine_thread import EngineThread
@@ -296,7 +297,7 @@ class Floor:
         if isinstance(error, KvpackError):
             return None, error
         # No engine call ended with it. The slot's context is as sound as before.
-        log.error("an answer ended with an error of this program", exc_info=error)
+        log.error("an answer ended with an error of this program: %s", unexpected(error))
         return None, NodeError(f"the answer ended with {type(error).__name__}")
 
     def _end(self, run: Run, finished: Finished | None, error: KvpackError | None) -> None:

@@ -19,7 +19,7 @@ from kvpack.store import (
     hold_cut,
     tidy_store,
 )
-from node.errors import NodeBusyError
+from node.errors import NodeBusyError, NodeError
 from node.serving.ladder.accounts import Accounts
 from node.serving.ladder.capture import Capture, Reuse
 from node.serving.ladder.collector import Collector
@@ -27,6 +27,7 @@ from node.serving.ladder.lineages import Lineages
 from node.serving.ladder.pace import Pace
 from node.serving.ladder.resident import Resident
 from node.serving.ladder.writing import CutWriting, Written, tools
+from node.unexpected import unexpected
 
 if TYPE_CHECKING:
     from kvpack.keys import EpochKey
@@ -160,7 +161,8 @@ class Keeper:
         self._worker = None
         self._ready.set()
         if not worker.cancelled():
-            log.error("cuts are not kept any more", exc_info=worker.exception())
+            error = worker.exception()
+            log.error("cuts are not kept any more: %s", error and unexpected(error))
         while not self._waiting.empty():
             job = self._waiting.get_nowait()
             self._failed(job, NodeBusyError("the node stops"))
@@ -259,6 +261,10 @@ class Keeper:
         except OSError as error:
             log.warning("a cut is not kept: %s", error)
             self._failed(job, StoreError(f"store: {error.strerror}"))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is said and answered
+            # One cut that this program cannot write says nothing of the next one.
+            log.error("a cut is not kept: an error of this program: %s", unexpected(error))
+            self._failed(job, NodeError(f"keeping it ended with {type(error).__name__}"))
         except BaseException:
             self._failed(job, NodeBusyError("the node stops"))
             raise

@@ -258,10 +258,43 @@ def test_a_cut_of_the_whole_prompt_is_not_taken_even_with_its_logits(laddered):
     laddered(work)
 
 
+def test_an_error_of_this_program_costs_one_cut_and_not_the_next_ones(
+    laddered, monkeypatch, caplog
+):
+    async def work(place):
+        keeper, tried = place.ladder._keeper, []
+        write = keeper._write
+
+        async def broken(capture):
+            tried.append(capture)
+            if len(tried) == 1:
+                raise KeyError("what somebody wrote")
+            return await write(capture)
+
+        monkeypatch.setattr(keeper, "_write", broken)
+        await place.answer(text(40), 2)
+        await asyncio.wait_for(place.ladder.settled(), 5)
+        assert place.ladder.accounts.dropped == 1
+        turn = await place.answer(text(44), 2)
+        await asyncio.wait_for(place.ladder.settled(), 5)
+        assert place.ladder.accounts.dropped == 1
+        later = await place.answer([*turn.stream.token_ids, 3], 2)
+        assert later.base.position > 0
+
+    laddered(work)
+    assert "an error of this program: KeyError at" in caplog.text
+    assert "somebody" not in caplog.text
+
+
 def test_a_background_that_dies_leaves_nobody_waiting(laddered, monkeypatch, caplog):
+    """Of nothing that a job can raise."""
+
+    class Ended(BaseException):
+        pass
+
     async def work(place):
         async def broken(*_):
-            raise RuntimeError("broken")
+            raise Ended
 
         monkeypatch.setattr(place.ladder._keeper, "_write", broken)
         turn = await place.answer(text(40), 2)
