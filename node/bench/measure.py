@@ -15,6 +15,7 @@ from node.bench.order import BenchOrder, Kind, OtherEnd, bench_config
 from node.bench.peer import Peer
 from node.bench.sealed import Pushed, push_sealed
 from node.bench.serve import bench_fitting
+from node.bench.sockets import SocketBytes
 from node.bench.usage import MemoryMark
 from node.config import Address
 from node.dataplane.options import Plane
@@ -42,6 +43,7 @@ class Measured:
         growth_bytes: Highest resident memory of the source over that before the move; its planes
             were there before. None where the system does not tell.
         ended: What the target says.
+        socket_bytes: Of TCP, of the move, both directions. None where the system does not tell.
     """
 
     order: BenchOrder
@@ -50,6 +52,7 @@ class Measured:
     prefill_asked_s: float
     growth_bytes: int | None
     ended: bench_pb2.EndReply
+    socket_bytes: int | None
 
 
 async def measure(order: BenchOrder, other: OtherEnd) -> Measured:
@@ -95,10 +98,12 @@ async def _move(
     async with _decoding(node, session, order):
         mark = MemoryMark.now()
         sent = prompt if order.kind is Kind.PROMPT else []
-        moved = await _moved(node, session, peer, sent, order.data_plane)
+        sockets = SocketBytes(peer.address.host)
+        async with sockets.watching():
+            moved = await _moved(node, session, peer, sent, order.data_plane)
         growth_bytes = mark.peak_growth_bytes()
     ended = await peer.end(session.session_id)
-    return Measured(order, pushed, moved, prefill_s, growth_bytes, ended)
+    return Measured(order, pushed, moved, prefill_s, growth_bytes, ended, sockets.total)
 
 
 async def _moved(

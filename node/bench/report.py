@@ -40,6 +40,7 @@ def as_values(measured: Measured) -> dict[str, Any]:
         "payload_bytes": timeline.payload_bytes,
         "held_bytes": timeline.held_bytes,
         "wire_bytes": moved.wire_bytes,
+        "socket_bytes": measured.socket_bytes,
         "objects": moved.objects,
         **_rates(pushed),
         "round_trip_s": pushed.rtt_s,
