@@ -104,6 +104,7 @@ class NodeProcess:
     listen: str = "127.0.0.1"
     port: int = field(default_factory=free_port)
     transfer_lease_s: float = TRANSFER_LEASE_S
+    lease_s: float = NODE_LEASE_S
     more: Sequence[str] = ()  # further options of ``kvnode serve``
     prefix: Sequence[str] = ()  # what runs the command, such as ``ip netns exec NAME``
     child: Child | None = None
@@ -145,7 +146,7 @@ class NodeProcess:
             "--data-dir", str(self.lab.data(self.name)),
             "--credentials", str(self.lab.credentials(self.name)),
             "--directory", f"sqlite:{self.lab.directory}", "--volume-worst", "30",
-            "--lease", str(NODE_LEASE_S), "--transfer-lease", str(self.transfer_lease_s),
+            "--lease", str(self.lease_s), "--transfer-lease", str(self.transfer_lease_s),
             "--fault-points", "--stop-on-stdin-end", *self.more,
         ]  # fmt: skip
         environment = {"KVPACK_FAULT": f"@{self.orders}"}
