@@ -19,6 +19,7 @@ key can be found, and the manifest's MAC over these bytes checked, before the id
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import dataclass
 from typing import Final
@@ -113,6 +114,12 @@ def decode_header(data: bytes) -> Header:
         VersionError: A header of another version.
         LimitError: A field is outside its cap.
     """
+    return _decode(bytes(data))
+
+
+#: All packs and cuts of one node have one header, or a few.
+@functools.lru_cache(maxsize=8)
+def _decode(data: bytes) -> Header:
     prefix = parse_prefix(data)
     if len(data) != prefix.header_bytes:
         raise FormatError("header", f"{prefix.header_bytes} bytes", f"{len(data)} bytes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Final
 
@@ -214,7 +215,7 @@ class ChunkReference:
         kind = _ROW_KINDS.get(self.chunk_class)
         if kind is None:
             raise FormatError("chunk.class", "full or swa", self.chunk_class.value)
-        return TileSpec(kind, self.layers, self.first_position, self.token_count)
+        return _spec(kind, self.layers, self.first_position, self.token_count)
 
     def rows_of(self, layout: CacheLayout) -> TileSpec:
         """Which rows it holds of the model with ``layout``: the target's, or the draft's for DRAFT.
@@ -229,7 +230,18 @@ class ChunkReference:
         if first >= len(layout.layers):
             raise LayoutMismatchError("tile.layers", f"< {len(layout.layers)}", first)
         kind = layout.layers[first].kind
-        return TileSpec(kind, self.layers, self.first_position, self.token_count)
+        return _spec(kind, self.layers, self.first_position, self.token_count)
+
+
+#: Reference, gate and reader ask for one and the same: of a large pack a thousand times each.
+_SPECS_KEPT: Final = 4096
+
+
+@functools.lru_cache(maxsize=_SPECS_KEPT)
+def _spec(
+    kind: LayerKind, layers: tuple[int, ...], first_position: int, token_count: int
+) -> TileSpec:
+    return TileSpec(kind, layers, first_position, token_count)
 
 
 def check_ids(**ids: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 
 import click
 
@@ -67,22 +68,29 @@ def check(
         held = keyring_of(keys, keyrings)
         opened = open_place(store)
         with Progress("checking", 0) as progress:
-            found = list(check_store(opened, held, deep=deep, progress=progress.advance))
-    damaged = [finding for finding in found if finding.severity is Severity.DAMAGE]
+            counts = Counter(
+                _tell(finding, as_json)
+                for finding in check_store(opened, held, deep=deep, progress=progress.advance)
+            )
+    damaged, notes = counts[Severity.DAMAGE], counts[Severity.NOTE]
     if as_json:
-        for finding in found:
-            say_json(_finding_json(finding))
-        notes = len(found) - len(damaged)
-        say_json({"name": name, "ok": not damaged, "damage": len(damaged), "notes": notes})
+        say_json({"name": name, "ok": not damaged, "damage": damaged, "notes": notes})
     elif not damaged:
-        for finding in found:
-            say(_finding_line(finding))
         say(f"{name}: OK")
-    for finding in damaged:
-        output.say_error(_finding_line(finding))
     if damaged:
         output.say_hint("the other cuts are good; import the damaged ones again from their packs")
     context.exit(EXIT_DAMAGE if damaged else EXIT_GOOD)
+
+
+def _tell(finding: Finding, as_json: bool) -> Severity:
+    """Say at once what was found: a large store takes minutes, and nothing of it is kept."""
+    if as_json:
+        say_json(_finding_json(finding))
+    elif finding.severity is Severity.NOTE:
+        say(_finding_line(finding))
+    if finding.severity is Severity.DAMAGE:
+        output.say_error(_finding_line(finding))
+    return finding.severity
 
 
 def _finding_json(finding: Finding) -> dict[str, object]:

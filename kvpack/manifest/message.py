@@ -84,6 +84,16 @@ def decode_message(data: bytes, known: KnownReferences | None = None) -> Manifes
     return _decode_all(data) if manifest is None else manifest
 
 
+def message_seal_ids(data: bytes) -> tuple[int, bytes]:
+    """``(position, seal ids)`` of a message whose form alone is checked.
+
+    Raises:
+        FormatError: The bytes are not canonical. LimitError: A field is outside its cap.
+    """
+    message = parse(pb.Manifest(), rules.MANIFEST, data, "manifest")
+    return message.position, b"".join([entry.seal_id for entry in message.references])
+
+
 def _decode_around(data: bytes, known: KnownReferences) -> Manifest | None:
     """The manifest, if its references are the known ones; None where that cannot be told.
 

@@ -24,7 +24,12 @@ from kvpack.errors import AuthenticationError, FormatError, UnknownKeyError, Ver
 from kvpack.header import Header, decode_header, parse_prefix
 from kvpack.keys import EpochKey
 from kvpack.manifest.gate import check_manifest
-from kvpack.manifest.message import KnownReferences, decode_message, encode_message
+from kvpack.manifest.message import (
+    KnownReferences,
+    decode_message,
+    encode_message,
+    message_seal_ids,
+)
 from kvpack.manifest.model import Manifest
 
 MAGIC: Final = b"KVPM"
@@ -144,6 +149,19 @@ def read_unverified(blob: bytes) -> Manifest:
     """
     check_blob(blob)
     return decode_message(blob[PREFIX_BYTES:-MAC_BYTES])
+
+
+def read_seal_ids(blob: bytes) -> tuple[int, bytes]:
+    """``(position, seal ids)`` of a manifest by its own word, the ids 32 bytes each, joined.
+
+    For whoever asks what a manifest names and nothing else: its form is checked, its values are
+    not. So what a reader would refuse may still name chunks here.
+
+    Raises:
+        FormatError: Not a canonical manifest; also VersionError, LimitError.
+    """
+    check_blob(blob)
+    return message_seal_ids(blob[PREFIX_BYTES:-MAC_BYTES])
 
 
 def manifest_id(blob: bytes) -> bytes:

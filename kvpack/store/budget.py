@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvpack import limits
-from kvpack.store import names
 from kvpack.store.chain import Chain
 from kvpack.store.errors import StoreFullError
-from kvpack.store.interface import ObjectStore, list_all
+from kvpack.store.interface import ObjectStore
 
 #: 64 GiB: some thirty sessions of 131,072 tokens of the reference geometry.
 BUDGET_BYTES: Final = 64 << 30
@@ -79,12 +78,12 @@ def reserved_bytes(chains: list[Chain], now: int) -> int:
 
 
 def measure(store: ObjectStore, chains: list[Chain], now: int) -> Usage:
-    """Add up what is there. A budget that trusts its own sum bites too late, so files are asked."""
-    kinds = (kind for kind in names.KINDS)
-    object_bytes = sum(item.object_bytes for kind in kinds for item in list_all(store, f"{kind}/"))
+    """Add up what is there. A budget that trusts its own sum bites too late, so files are asked:
+    all that are not known to be as they were."""
+    sizes = store.sizes()
     return Usage(
-        object_bytes=object_bytes,
-        leftover_bytes=sum(item.file_bytes for item in store.irregular()),
+        object_bytes=sizes.object_bytes,
+        leftover_bytes=sizes.irregular_bytes,
         reserved_bytes=reserved_bytes(chains, now),
         free_bytes=store.free_bytes(),
     )

@@ -6,12 +6,15 @@ Its name is the manifest's MAC, so bytes under a wrong name are found without an
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Final
 
 from kvpack.chunk import ChunkReference
 from kvpack.errors import FormatError
 from kvpack.header import Header, decode_header, parse_prefix
-from kvpack.keys import Keyring
+from kvpack.keys import EpochKey, Keyring
 from kvpack.manifest import Manifest, manifest_id, open_manifest, read_unverified
 from kvpack.manifest.sealed import check_blob
 from kvpack.store.names import chunk_name, cut_name, peer_name
@@ -99,6 +102,55 @@ def open_cut(keyring: Keyring, data: bytes, cut_id: bytes) -> StoredCut:
     header_bytes, blob = split_cut(data, cut_id)
     prefix = parse_prefix(header_bytes)
     key = keyring.get(prefix.tenant, prefix.epoch)
+    known = _opened.find(key, header_bytes, blob)
+    if known is not None:
+        return known
     manifest = open_manifest(key, header_bytes, blob, in_store=True)
     header = decode_header(header_bytes)
-    return StoredCut(cut_id, header, manifest, header_bytes, blob, verified=True)
+    cut = StoredCut(cut_id, header, manifest, header_bytes, blob, verified=True)
+    _opened.keep(key, cut)
+    return cut
+
+
+class _Opened:
+    """Cuts that were opened last: a conversation that goes on opens one cut again and again.
+
+    A cut is found again by every byte of it and by the key that proved it, so the answer is the one
+    that opening it would give.
+    """
+
+    def __init__(self, references_max: int) -> None:
+        self._references_max = references_max
+        self._cuts: OrderedDict[bytes, tuple[EpochKey, StoredCut]] = OrderedDict()
+        self._references = 0
+        self._lock = threading.Lock()
+
+    def find(self, key: EpochKey, header_bytes: bytes, blob: bytes) -> StoredCut | None:
+        """The cut of exactly these bytes under exactly this key, if it was opened before."""
+        with self._lock:
+            known = self._cuts.get(manifest_id(blob))
+            if known is None or known[0] != key:
+                return None
+            cut = known[1]
+            if (cut.header_bytes, cut.manifest_blob) != (header_bytes, blob):
+                return None
+            self._cuts.move_to_end(cut.cut_id)
+            return cut
+
+    def keep(self, key: EpochKey, cut: StoredCut) -> None:
+        """Keep ``cut``; what was asked for longest ago makes room."""
+        with self._lock:
+            self._drop(cut.cut_id)
+            self._cuts[cut.cut_id] = key, cut
+            self._references += len(cut.manifest.references)
+            while self._references > self._references_max:
+                self._drop(next(iter(self._cuts)))
+
+    def _drop(self, cut_id: bytes) -> None:
+        known = self._cuts.pop(cut_id, None)
+        if known is not None:
+            self._references -= len(known[1].manifest.references)
+
+
+#: Of the longest manifest a reference takes about 800 bytes, so this is 7 MB.
+_opened: Final = _Opened(references_max=8192)

@@ -10,10 +10,9 @@ import contextlib
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kvpack.publish import FILE_MODE, flush, link_without_replace
 from kvpack.store.errors import StoreBusyError, StoreError
@@ -26,8 +25,7 @@ _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXE
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class FileStatus:
+class FileStatus(NamedTuple):
     """What a folder says about one name; links are not followed.
 
     Attributes:
@@ -79,8 +77,20 @@ class Disk(Protocol):
     def status(self, folder: str, name: str) -> FileStatus:
         """What ``name`` is; FileNotFoundError."""
 
+    def statuses(self, folder: str, names: Sequence[str]) -> list[FileStatus | None]:
+        """What each of ``names`` is; None where there is nothing of that name."""
+
     def names(self, folder: str) -> list[str]:
         """All names in ``folder``, in any order."""
+
+    def scan(self, folder: str) -> Iterator[tuple[str, FileStatus]]:
+        """Every name in ``folder`` with what it is, in any order, a few at a time."""
+
+    def stamp(self, folder: str) -> tuple[int, ...]:
+        """Another value whenever a name came into ``folder`` or went from it.
+
+        As fine as the volume's clock: a change within its last tick may go unseen until the next.
+        """
 
     def free_bytes(self) -> int:
         """Room on the volume for this user."""
@@ -191,18 +201,36 @@ class PosixDisk:
     def status(self, folder: str, name: str) -> FileStatus:
         """See :class:`Disk`."""
         with self._folder(folder) as parent:
-            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        return FileStatus(
-            file_bytes=found.st_size,
-            modified_s=found.st_mtime,
-            is_regular=stat.S_ISREG(found.st_mode),
-            is_folder=stat.S_ISDIR(found.st_mode),
-        )
+            return _status(os.stat(name, dir_fd=parent, follow_symlinks=False))
+
+    def statuses(self, folder: str, names: Sequence[str]) -> list[FileStatus | None]:
+        """See :class:`Disk`."""
+        found: list[FileStatus | None] = []
+        with self._folder(folder) as parent:
+            for name in names:
+                try:
+                    found.append(_status(os.stat(name, dir_fd=parent, follow_symlinks=False)))
+                except FileNotFoundError:
+                    found.append(None)
+        return found
 
     def names(self, folder: str) -> list[str]:
         """See :class:`Disk`."""
         with self._folder(folder) as parent:
             return os.listdir(parent)  # noqa: PTH208 - a handle, not a path
+
+    def scan(self, folder: str) -> Iterator[tuple[str, FileStatus]]:
+        """See :class:`Disk`."""
+        with self._folder(folder) as parent, os.scandir(parent) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    yield entry.name, _status(entry.stat(follow_symlinks=False))
+
+    def stamp(self, folder: str) -> tuple[int, ...]:
+        """See :class:`Disk`."""
+        with self._folder(folder) as parent:
+            found = os.fstat(parent)
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
     def free_bytes(self) -> int:
         """See :class:`Disk`."""
@@ -222,3 +250,9 @@ class PosixDisk:
             yield
         finally:
             os.close(handle)
+
+
+def _status(found: os.stat_result) -> FileStatus:
+    # One for each file of a store, so without names: it is a third of a scan's own work.
+    mode = found.st_mode
+    return FileStatus(found.st_size, found.st_mtime, stat.S_ISREG(mode), stat.S_ISDIR(mode))

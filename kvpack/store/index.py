@@ -22,15 +22,18 @@ from kvpack.chunk import ChunkClass
 from kvpack.errors import KvpackError
 from kvpack.header import Header
 from kvpack.keys import EpochKey, Keyring
-from kvpack.prefix import PrefixScope
+from kvpack.prefix import PrefixScope, pack_ids
 from kvpack.store import names
 from kvpack.store.cut import StoredCut
 from kvpack.store.errors import NotStoredError, StoreError
-from kvpack.store.interface import ObjectStore, list_all
+from kvpack.store.interface import ObjectStore
 from kvpack.store.names import TAIL_BYTES, Entry, entries_prefix, node_name, parse_entry
 from kvpack.store.reader import CutReader
 
 _BLOCK = limits.GRID_TOKENS
+
+#: Blocks whose entries are asked for at once.
+_BLOCKS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,7 @@ class _Search:
         self._links = scope.links(self._ids)
         self._misses: list[Miss] = []
         self._rivals: list[tuple[int, bytes]] = []
+        self._without_node: set[int] = set()
 
     def run(self) -> Lookup:
         try:
@@ -149,21 +153,38 @@ class _Search:
     def _search(self) -> Lookup:
         deepest = self._deepest_node()
         gaps = 0
-        for listings, block in enumerate(range(deepest, -1, -1), start=1):
-            gaps += block not in (0, deepest) and not self._has_node(block)
-            for position, cut_id in self._candidates(block):
+        for listings, (block, listed) in enumerate(self._blocks_up(deepest), start=1):
+            gaps += block in self._without_node
+            for position, cut_id in self._candidates(block, listed):
                 cut = self._open(position, cut_id)
                 if cut is not None:
                     return self._answer(cut, gaps, listings, deepest)
         return self._answer(None, gaps, deepest + 1, deepest)
 
+    def _blocks_up(self, deepest: int) -> Iterator[tuple[int, Sequence[str]]]:
+        """Blocks from the deepest up, each with the names of its entries; some at a time, more
+        each time: most often the first few have the answer."""
+        end, count = deepest + 1, 1
+        while end > 0:
+            blocks = range(end - 1, max(end - count, 0) - 1, -1)
+            between = [block for block in blocks if block not in (0, deepest)]
+            there = self._store.stat([self._node(block) for block in between])
+            self._without_node.update(
+                block for block, found in zip(between, there, strict=True) if found is None
+            )
+            listed = self._store.entries([entries_prefix(self._links[block]) for block in blocks])
+            yield from zip(blocks, listed, strict=True)
+            end, count = end - len(blocks), min(2 * count, _BLOCKS_MAX)
+
     def _answer(self, cut: StoredCut | None, gaps: int, listings: int, deepest: int) -> Lookup:
         rivals = tuple(cut_id for _, cut_id in sorted(self._rivals, reverse=True))
         return Lookup(cut, tuple(self._misses), gaps, listings, deepest * _BLOCK, rivals)
 
+    def _node(self, block: int) -> str:
+        return node_name(self._links[block], self._links[block - 1])
+
     def _has_node(self, block: int) -> bool:
-        name = node_name(self._links[block], self._links[block - 1])
-        return self._store.stat([name])[0] is not None
+        return self._store.stat([self._node(block)])[0] is not None
 
     def _deepest_node(self) -> int:
         """How many whole blocks of the prompt the chain knows: nodes are there from the root on."""
@@ -176,22 +197,18 @@ class _Search:
                 high = middle - 1
         return low
 
-    def _candidates(self, block: int) -> Iterable[tuple[int, bytes]]:
+    def _candidates(self, block: int, listed: Sequence[str]) -> Iterable[tuple[int, bytes]]:
         """Cuts in this block whose tail is that of the prompt, deepest first."""
         rest_max = min(_BLOCK - 1, len(self._ids) - block * _BLOCK)
         link, first = self._links[block], block * _BLOCK
         tails: dict[int, bytes] = {}
         found: list[tuple[int, bytes]] = []
-        for entry in self._entries(link):
+        for entry in map(parse_entry, listed):
             if entry.rest <= rest_max and entry.rest not in tails:
                 tails[entry.rest] = self._tail(link, first, entry.rest)
             fits = entry.rest <= rest_max and entry.tail == tails[entry.rest]
             (found if fits else self._rivals).append((first + entry.rest, entry.cut_id))
         return sorted(found, reverse=True)
-
-    def _entries(self, link: bytes) -> Iterator[Entry]:
-        for item in list_all(self._store, entries_prefix(link)):
-            yield parse_entry(item.name)
 
     def _tail(self, link: bytes, first: int, rest: int) -> bytes:
         return self._scope.tail(link, self._ids[first : first + rest])[:TAIL_BYTES]
@@ -226,12 +243,12 @@ class _Search:
         if not self._admit(cut):
             return "not_admitted"
         self._require_chunks(cut)
-        if reader.token_ids() != self._ids[:position]:
+        if reader.packed_token_ids() != pack_ids(self._ids[:position]):
             return "other_tokens"
         return ""
 
     def _require_chunks(self, cut: StoredCut) -> None:
-        wanted = [cut.chunk_names(reference)[0] for reference in cut.manifest.references]
+        wanted = [names.chunk_name(reference.seal_id) for reference in cut.manifest.references]
         for reference, found in zip(
             cut.manifest.references, self._store.stat(wanted), strict=True
         ):  # fmt: skip

@@ -8,10 +8,10 @@ folder.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 #: Names of one page. A folder of a 64 GiB store has about 32,000.
 PAGE_NAMES: Final = 10_000
@@ -28,8 +28,7 @@ class ObjectData:
         return f"ObjectData({self.name!r}, {len(self.data)} bytes)"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredObject:
+class StoredObject(NamedTuple):
     """An object that is there.
 
     Attributes:
@@ -49,6 +48,19 @@ class Page:
 
     objects: tuple[StoredObject, ...]
     next_after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much lies in a store.
+
+    Attributes:
+        object_bytes: All objects.
+        irregular_bytes: Everything else.
+    """
+
+    object_bytes: int
+    irregular_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,19 @@ class ObjectStore(Protocol):
         meanwhile may or may not be.
         """
 
+    def scan(self, prefix: str) -> Iterator[StoredObject]:
+        """What all pages of :meth:`list` hold, in any order and in bounded memory."""
+
+    def entries(self, prefixes: Sequence[str]) -> Sequence[Sequence[str]]:
+        """For each beginning of names of entries that holds a whole link, the names in order.
+
+        A hint for whoever looks for a prefix: what another process made or deleted within the last
+        tick of the volume's clock may or may not be in it.
+        """
+
+    def sizes(self) -> Sizes:
+        """How many bytes are here. What this process knows to be unchanged is not looked at."""
+
     def delete(self, names: Sequence[str]) -> int:
         """Delete what is there of ``names``; durable on return. Returns how many there were."""
 
@@ -152,11 +177,29 @@ class OpenedStore(ObjectStore, Protocol):
 
 
 def list_all(store: ObjectStore, prefix: str) -> list[StoredObject]:
-    """All objects whose names begin with ``prefix``, page by page."""
-    found: list[StoredObject] = []
+    """All objects whose names begin with ``prefix``, in order of their names."""
+    return sorted(store.scan(prefix), key=_name_of)
+
+
+def scan_pages(store: ObjectStore, prefix: str) -> Iterator[StoredObject]:
+    """:meth:`ObjectStore.scan` for a place that lists in pages."""
     after: str | None = ""
     while after is not None:
         page = store.list(prefix, after)
-        found.extend(page.objects)
+        yield from page.objects
         after = page.next_after
-    return found
+
+
+def add_up(store: ObjectStore, kinds: Sequence[str]) -> Sizes:
+    """:meth:`ObjectStore.sizes` for a place that remembers nothing."""
+    objects = sum(item.object_bytes for kind in kinds for item in store.scan(f"{kind}/"))
+    return Sizes(objects, sum(item.file_bytes for item in store.irregular()))
+
+
+def list_entries(store: ObjectStore, prefixes: Sequence[str]) -> list[list[str]]:
+    """:meth:`ObjectStore.entries` for a place that finds names by their beginning at once."""
+    return [sorted(item.name for item in store.scan(prefix)) for prefix in prefixes]
+
+
+def _name_of(item: StoredObject) -> str:
+    return item.name

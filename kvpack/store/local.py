@@ -25,9 +25,11 @@ from kvpack.store.interface import (
     Irregular,
     ObjectData,
     Page,
+    Sizes,
     StoredObject,
 )
 from kvpack.store.records import CUT_BYTES_MAX, RECORD_BYTES_MAX
+from kvpack.store.remembered import EntryIndex, FolderSums
 
 FORMAT_NAME: Final = "format"
 LOCK_NAME: Final = "collector.lock"
@@ -63,6 +65,8 @@ class LocalStore:
     def __init__(self, disk: Disk, place: str) -> None:
         self._disk = disk
         self._place = place
+        self._sums = FolderSums(disk, _is_object)
+        self._entries = EntryIndex(disk, _is_object)
 
     @property
     def place(self) -> str:
@@ -116,13 +120,15 @@ class LocalStore:
             for temporary in private.values():
                 # After a rename the private name is gone, and after a failed create it never was.
                 with contextlib.suppress(FileNotFoundError):
-                    self._disk.unlink(folder, temporary)
+                    self._unlink(folder, temporary)
         # Also for what was there: its maker may not have come so far.
         self._disk.flush_folder(folder)
         return created
 
     def _write(self, folder: str, temporary: str, data: bytes) -> None:
-        handle = self._disk.create(folder, temporary)
+        handle = self._sums.changing(
+            folder, lambda: self._disk.create(folder, temporary), other=temporary
+        )
         try:
             self._disk.write(handle, data)
             self._disk.flush(handle)
@@ -131,14 +137,15 @@ class LocalStore:
 
     def _create_empty(self, folder: str, name: str) -> bool:
         try:
-            self._disk.close(self._disk.create(folder, name))
+            self._disk.close(self._sums.changing(folder, lambda: self._disk.create(folder, name)))
         except FileExistsError:
             return False
         return True
 
     def _link(self, folder: str, temporary: str, name: str, item: ObjectData) -> bool:
         try:
-            self._disk.link(folder, temporary, name)
+            more = len(item.data) if folder else 0
+            self._sums.changing(folder, lambda: self._disk.link(folder, temporary, name), more=more)
         except FileExistsError:
             # Somebody else was first between our look and our link.
             if not self._same(folder, name, item):
@@ -186,17 +193,21 @@ class LocalStore:
 
     def stat(self, wanted: Sequence[str]) -> tuple[StoredObject | None, ...]:
         """See :class:`kvpack.store.interface.ObjectStore`."""
-        return tuple(self._status(names.check_object_name(name)) for name in wanted)
-
-    def _status(self, name: str) -> StoredObject | None:
-        folder, _, file = name.rpartition("/")
-        try:
-            status = self._disk.status(folder, file)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StoreError(f"{name}: {error.strerror}") from error
-        return _stored(name, status) if status.is_regular else None
+        folders: dict[str, list[str]] = {}
+        for name in wanted:
+            folder, _, file = names.check_object_name(name).rpartition("/")
+            folders.setdefault(folder, []).append(file)
+        found: dict[str, StoredObject] = {}
+        for folder, files in folders.items():
+            try:
+                statuses = self._disk.statuses(folder, files)
+            except OSError as error:
+                raise StoreError(f"{self._place}/{folder}: {error.strerror}") from error
+            for file, status in zip(files, statuses, strict=True):
+                if status is not None and status.is_regular:
+                    name = f"{folder}/{file}"
+                    found[name] = _stored(name, status)
+        return tuple(found.get(name) for name in wanted)
 
     def list(self, prefix: str, after: str = "", count_max: int = PAGE_NAMES) -> Page:
         """See :class:`kvpack.store.interface.ObjectStore`."""
@@ -207,8 +218,41 @@ class LocalStore:
             if name.startswith(prefix) and name > after
         )
         page = found[:count_max]
-        objects = [stored for name in page if (stored := self._status(name)) is not None]
+        objects = [stored for stored in self.stat(page) if stored is not None]
         return Page(tuple(objects), page[-1] if len(found) > len(page) else None)
+
+    def scan(self, prefix: str) -> Iterator[StoredObject]:
+        """See :class:`kvpack.store.interface.ObjectStore`."""
+        for folder in _folders_of(prefix):
+            try:
+                for file, status in self._disk.scan(folder):
+                    name = f"{folder}/{file}"
+                    if status.is_regular and name.startswith(prefix) and _is_object(folder, file):
+                        yield _stored(name, status)
+            except OSError as error:
+                raise StoreError(f"{self._place}/{folder}: {error.strerror}") from error
+
+    def entries(self, prefixes: Sequence[str]) -> Sequence[Sequence[str]]:
+        """See :class:`kvpack.store.interface.ObjectStore`."""
+        places: dict[str, list[int]] = {}
+        for index, prefix in enumerate(prefixes):
+            places.setdefault(prefix.rpartition("/")[0], []).append(index)
+        found: dict[int, Sequence[str]] = {}
+        for folder, indices in places.items():
+            links = [names.link_of_prefix(prefixes[index]) for index in indices]
+            try:
+                for index, listed in zip(indices, self._entries.find(folder, links), strict=True):
+                    found[index] = listed
+            except OSError as error:
+                raise StoreError(f"{self._place}/{folder}: {error.strerror}") from error
+        return [found[index] for index in range(len(prefixes))]
+
+    def sizes(self) -> Sizes:
+        """See :class:`kvpack.store.interface.ObjectStore`."""
+        try:
+            return self._sums.total(_FOLDERS)
+        except OSError as error:
+            raise StoreError(f"{self._place}: {error.strerror}") from error
 
     def _object_names(self, folder: str) -> Iterator[str]:
         try:
@@ -231,10 +275,20 @@ class LocalStore:
             with self.translated(folder, 0):
                 for file in files:
                     with contextlib.suppress(FileNotFoundError):
-                        self._disk.unlink(folder, file)
+                        self._unlink(folder, file)
                         count += 1
                 self._disk.flush_folder(folder)
         return count
+
+    def _unlink(self, folder: str, file: str) -> None:
+        is_object = bool(folder and _is_object(folder, file))
+        less = self._disk.status(folder, file).file_bytes if is_object else 0
+        self._sums.changing(
+            folder,
+            lambda: self._disk.unlink(folder, file),
+            more=-less,
+            gone="" if is_object else file,
+        )
 
     def expect(self, wanted: Sequence[str]) -> None:
         """A disk reads ahead by itself."""
@@ -249,17 +303,12 @@ class LocalStore:
     def irregular(self) -> tuple[Irregular, ...]:
         """See :class:`kvpack.store.interface.ObjectStore`."""
         found = []
-        for folder in ("", *names.KINDS, *(f"{names.SHARDED}/{s}" for s in names.SHARDS)):
-            known = set(_known_in(folder))
-            for file in self._disk.names(folder):
-                name = f"{folder}/{file}" if folder else file
-                if file in known:
-                    continue
-                with contextlib.suppress(FileNotFoundError):
-                    status = self._disk.status(folder, file)
-                    if not (status.is_regular and names.is_object_name(name)):
-                        found.append(_irregular(name, status))
-        return tuple(found)
+        for folder in _FOLDERS:
+            for file, status in self._disk.scan(folder):
+                counts = _is_object(folder, file)
+                if counts is not None and not (counts and status.is_regular):
+                    found.append(_irregular(f"{folder}/{file}" if folder else file, status))
+        return tuple(sorted(found, key=lambda item: item.name))
 
     def remove_leftovers(self, doomed: Sequence[str]) -> int:
         """See :class:`kvpack.store.interface.ObjectStore`."""
@@ -323,10 +372,21 @@ def _folders_of(prefix: str) -> tuple[str, ...]:
     return tuple(f"{kind}/{name}" for name in names.SHARDS if name.startswith(shard[:1]))
 
 
-def _known_in(folder: str) -> tuple[str, ...]:
-    if not folder:
-        return (*names.KINDS, FORMAT_NAME, IDENTITY_NAME, LOCK_NAME)
-    return names.SHARDS if folder == names.SHARDED else ()
+#: All folders of a store, itself first.
+_FOLDERS: Final = ("", *names.KINDS, *(f"{names.SHARDED}/{shard}" for shard in names.SHARDS))
+
+#: What is no object and belongs where it is.
+_KNOWN: Final = {
+    "": frozenset((*names.KINDS, FORMAT_NAME, IDENTITY_NAME, LOCK_NAME)),
+    names.SHARDED: frozenset(names.SHARDS),
+}
+
+
+def _is_object(folder: str, file: str) -> bool | None:
+    """Whether a file is an object, by its name; None where it is none and belongs there."""
+    if file in _KNOWN.get(folder, ()):
+        return None
+    return bool(folder) and names.is_object_name(f"{folder}/{file}")
 
 
 def _stored(name: str, status: FileStatus) -> StoredObject:

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kvpack.errors import KvpackError, VersionError
+from kvpack.header import decode_header
+from kvpack.manifest.sealed import read_seal_ids
 from kvpack.store import names
 from kvpack.store.chain import Chain, read_chains
-from kvpack.store.cut import read_cut
+from kvpack.store.cut import split_cut
 from kvpack.store.errors import NotStoredError, StoreError
 from kvpack.store.names import Hold
 from kvpack.store.retention import cut_cadence_tokens
@@ -38,10 +40,21 @@ class CutMarks:
     seal_ids: bytes
     damage: str = ""
 
+    def each_seal_id(self) -> Iterator[bytes]:
+        """The seal ids one by one, 32 bytes each."""
+        for offset in range(0, len(self.seal_ids), 32):
+            yield self.seal_ids[offset : offset + 32]
+
+    def needs(self, seal_id: bytes) -> bool:
+        """Whether ``seal_id`` is among them."""
+        at = self.seal_ids.find(seal_id)
+        while at >= 0 and at % 32:
+            at = self.seal_ids.find(seal_id, at + 1)
+        return at >= 0
+
     def chunk_names(self) -> Iterator[tuple[str, str]]:
         """For each chunk, where it may lie: ``(shared name, peer's name)``."""
-        for offset in range(0, len(self.seal_ids), 32):
-            seal_id = self.seal_ids[offset : offset + 32]
+        for seal_id in self.each_seal_id():
             yield names.chunk_name(seal_id), names.peer_name(self.cut_id, seal_id)
 
     def object_names(self) -> Iterator[str]:
@@ -99,13 +112,14 @@ def marks_of(data: bytes, cut_id: bytes) -> CutMarks:
         VersionError: It is of a newer version.
     """
     try:
-        cut = read_cut(data, cut_id)
+        header_bytes, blob = split_cut(data, cut_id)
+        cadence_tokens = cut_cadence_tokens(decode_header(header_bytes).layout)
+        position, seal_ids = read_seal_ids(blob)
     except VersionError:
         raise
     except KvpackError as error:
         return CutMarks(cut_id, 0, 1, b"", str(error))
-    seal_ids = b"".join(reference.seal_id for reference in cut.manifest.references)
-    return CutMarks(cut_id, cut.position, cut_cadence_tokens(cut.header.layout), seal_ids)
+    return CutMarks(cut_id, position, cadence_tokens, seal_ids)
 
 
 def live_cuts(roots: Roots, pins: frozenset[str], dropped: frozenset[str]) -> set[bytes]:
@@ -115,43 +129,79 @@ def live_cuts(roots: Roots, pins: frozenset[str], dropped: frozenset[str]) -> se
     return {cut_id for cut_id in held if cut_id in roots.cuts and not roots.cuts[cut_id].damage}
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Live:
+    """Everything that must stay: ``name in live``. Chunks and nodes by their ids, which are many.
+
+    Attributes:
+        named: Names that stay whatever needs them: pinned ones, holds, entries.
+        cuts: What each cut that stays needs.
+        seal_ids: Seal ids of all of them.
+        links: Links of the nodes that stay.
+    """
+
+    named: set[str]
+    cuts: dict[bytes, CutMarks]
+    seal_ids: set[bytes]
+    links: set[bytes]
+
+    def __contains__(self, name: str) -> bool:
+        if name in self.named:
+            return True
+        kind, _, text = name.partition("/")
+        if kind == names.CHUNKS:
+            return bytes.fromhex(text) in self.seal_ids
+        if kind == names.CUTS:
+            return bytes.fromhex(text) in self.cuts
+        if kind == names.NODES:
+            return bytes.fromhex(text[:64]) in self.links
+        if kind == names.PEER:
+            cut_id, seal_id = names.peer_ids(name)
+            marks = self.cuts.get(cut_id)
+            return marks is not None and marks.needs(seal_id)
+        return False
+
+
 def live_names(
-    roots: Roots, dropped: frozenset[str], entries: Iterable[str], nodes: Iterable[str]
-) -> set[str]:
-    """Names of everything that must stay.
+    roots: Roots,
+    dropped: frozenset[str],
+    entries: Iterable[str],
+    nodes: Iterable[bytes],
+    settled: frozenset[bytes] = frozenset(),
+) -> Live:
+    """Everything that must stay.
 
     Args:
         roots: What was read.
         dropped: Names of holds that are to go, unless an intent names them.
         entries: Names of all entries of the prefix index.
-        nodes: Names of all its nodes.
+        nodes: Link and parent of all its nodes, joined, 64 bytes.
+        settled: Cuts of which it is known that none of their chunks is asked for: they are left
+            out of ``seal_ids``.
     """
     pins = roots.pins()
     cuts = live_cuts(roots, pins, dropped)
-    live = set(pins)
-    for cut_id in cuts:
-        live.add(names.cut_name(cut_id))
-        live.update(roots.cuts[cut_id].object_names())
-    live.update(
+    named = set(pins)
+    named.update(
         hold.name for hold in roots.holds if hold.cut_id in cuts and hold.name not in dropped
     )
-    kept = [name for name in entries if name in live or names.parse_entry(name).cut_id in cuts]
-    live.update(kept)
-    live.update(_ancestors(kept, nodes))
-    return live
+    kept = [name for name in entries if name in named or names.parse_entry(name).cut_id in cuts]
+    named.update(kept)
+    seal_ids: set[bytes] = set()
+    for cut_id in cuts - settled:
+        seal_ids.update(roots.cuts[cut_id].each_seal_id())
+    marks = {cut_id: roots.cuts[cut_id] for cut_id in cuts}
+    return Live(named, marks, seal_ids, _ancestors(kept, nodes))
 
 
-def _ancestors(entries: Iterable[str], nodes: Iterable[str]) -> set[str]:
-    """Nodes from which the entries hang: each entry's own, its parent, and so on to the root."""
-    parents = dict(map(names.node_links, nodes))
-    reached: set[str] = set()
+def _ancestors(entries: Iterable[str], nodes: Iterable[bytes]) -> set[bytes]:
+    """Links of the nodes from which the entries hang: each entry's own, its parent, and so on."""
+    parents = {node[:32]: node[32:] for node in nodes}
+    reached: set[bytes] = set()
     for entry in entries:
-        link = names.parse_entry(entry).link.hex()
-        while (parent := parents.get(link)) is not None:
-            node = names.node_name(bytes.fromhex(link), bytes.fromhex(parent))
-            if node in reached:
-                break
-            reached.add(node)
+        link = names.parse_entry(entry).link
+        while link not in reached and (parent := parents.get(link)) is not None:
+            reached.add(link)
             link = parent
     return reached
 

@@ -127,6 +127,11 @@ def node_links(name: str) -> tuple[str, str]:
     return link, parent
 
 
+def node_ids(name: str) -> bytes:
+    """Link and parent of a node's name, joined."""
+    return bytes.fromhex(name.partition("/")[2].replace("-", ""))
+
+
 def intent_name(writer_id: bytes, sequence: int) -> str:
     """Name of a writer's record number ``sequence``."""
     return f"{INTENTS}/{writer_id.hex()}-{sequence:08x}"
@@ -253,6 +258,11 @@ def entries_prefix(link: bytes) -> str:
     """Beginning of the names of all cuts that lie in the block after ``link``."""
     text = link.hex()
     return f"{ENTRIES}/{text[0]}/{text}-"
+
+
+def link_of_prefix(prefix: str) -> bytes:
+    """The link of what :func:`entries_prefix` gave."""
+    return bytes.fromhex(prefix.rpartition("/")[2].rstrip("-"))
 
 
 def parse_entry(name: str) -> Entry:

@@ -14,15 +14,19 @@ from kvpack import limits
 from kvpack.store import names
 from kvpack.store.budget import Budget, reserved_bytes
 from kvpack.store.chain import Chain
-from kvpack.store.interface import Irregular, ObjectStore, StoredObject
-from kvpack.store.mark import CutCache, Roots, live_cuts, live_names, read_roots, require_readable
+from kvpack.store.interface import Irregular, ObjectStore, StoredObject, list_all
+from kvpack.store.mark import CutCache, Live, Roots, live_names, read_roots, require_readable
 from kvpack.store.names import Hold
 from kvpack.store.records import State
 from kvpack.store.retention import TURNS_KEPT, eviction_order, retained
-from kvpack.store.steps import Steps, drive, list_names
+from kvpack.store.shelf import Shelf
+from kvpack.store.steps import drive
 
 #: Kinds in the order in which they are deleted: what leads to a cut, the cut, what it needed.
 DELETE_ORDER = (names.ENTRIES, names.HOLDS, names.CUTS, names.CHUNKS, names.PEER, names.NODES)
+
+#: Kinds of which a store has very many.
+SHELVED = (names.CHUNKS, names.PEER, names.NODES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +81,20 @@ class Inventory:
 
     roots: Roots
     objects: dict[str, list[StoredObject]]
+    shelves: dict[str, Shelf]
     irregular: tuple[Irregular, ...]
     free_bytes: int | None
 
-    def names(self, kind: str) -> list[str]:
-        """Names of one kind."""
-        return [item.name for item in self.objects[kind]]
+    def of(self, kind: str) -> Iterable[StoredObject]:
+        """All of one kind."""
+        return self.shelves[kind] if kind in self.shelves else self.objects[kind]
 
     @property
     def used_bytes(self) -> int:
         """All bytes of all files."""
         objects = sum(item.object_bytes for items in self.objects.values() for item in items)
-        return objects + sum(item.file_bytes for item in self.irregular)
+        shelves = sum(shelf.object_bytes for shelf in self.shelves.values())
+        return objects + shelves + sum(item.file_bytes for item in self.irregular)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -104,6 +110,7 @@ class GcPlan:
         excess_bytes: By how much that still exceeds what there is room for; 0 where it fits.
         policy: What it was made by.
         cache: Cuts that were parsed.
+        live_cuts: Cuts that stay. They need nothing of the garbage, by the plan's own reading.
     """
 
     drops: tuple[Drop, ...]
@@ -114,6 +121,7 @@ class GcPlan:
     excess_bytes: int
     policy: GcPolicy
     cache: CutCache
+    live_cuts: frozenset[bytes]
 
     @property
     def freed_bytes(self) -> int:
@@ -170,12 +178,10 @@ def plan_gc(store: ObjectStore, now: int, policy: GcPolicy | None = None) -> GcP
 def take_inventory(store: ObjectStore, cache: CutCache | None = None) -> Inventory:
     """Read everything that a plan is made from."""
     roots = drive(store, read_roots({} if cache is None else cache), _no_pause)
-    objects = {kind: drive(store, _list_kind(kind), _no_pause) for kind in names.KINDS}
-    return Inventory(roots, objects, store.irregular(), store.free_bytes())
-
-
-def _list_kind(kind: str) -> Steps[list[StoredObject]]:
-    return (yield from list_names(f"{kind}/"))
+    few = [kind for kind in names.KINDS if kind not in SHELVED]
+    objects = {kind: list_all(store, f"{kind}/") for kind in few}
+    shelves = {kind: Shelf(kind, store.scan(f"{kind}/")) for kind in SHELVED}
+    return Inventory(roots, objects, shelves, store.irregular(), store.free_bytes())
 
 
 def _no_pause() -> None:
@@ -195,16 +201,18 @@ def make_plan(inventory: Inventory, now: int, policy: GcPolicy, cache: CutCache)
     limit = _limit_bytes(inventory, policy, reserved_bytes(list(open_chains), now))
     limit -= sum(item.file_bytes for item in inventory.irregular if item not in leftovers)
     dropped = frozenset(drop.hold.name for drop in drops)
-    evicted, kept_bytes = _evict(inventory, roots, dropped, limit)
-    drops.extend(Drop(hold, Why.EVICTED) for hold in evicted)
-    live = _live(inventory, roots, frozenset(drop.hold.name for drop in drops))
+    live = _live(inventory, roots, dropped)
+    kept_bytes = _kept_bytes(inventory, live)
+    if kept_bytes > limit:
+        evicted, kept_bytes = _evict(inventory, roots, dropped, live, kept_bytes, limit)
+        drops.extend(Drop(hold, Why.EVICTED) for hold in evicted)
+        live = _live(inventory, roots, frozenset(drop.hold.name for drop in drops))
     return GcPlan(
         drops=tuple(drops),
         garbage=tuple(
             item
             for kind in DELETE_ORDER
-            for item in inventory.objects[kind]
-            if item.name not in live
+            for item in sorted(item for item in inventory.of(kind) if item.name not in live)
         ),
         leftovers=leftovers,
         closed=closed,
@@ -212,6 +220,7 @@ def make_plan(inventory: Inventory, now: int, policy: GcPolicy, cache: CutCache)
         excess_bytes=max(0, kept_bytes - limit),
         policy=policy,
         cache=cache,
+        live_cuts=frozenset(live.cuts),
     )
 
 
@@ -239,10 +248,22 @@ def _limit_bytes(inventory: Inventory, policy: GcPolicy, reserved: int) -> int:
     return limit - policy.needed_bytes - reserved
 
 
-def _live(inventory: Inventory, roots: Roots, dropped: frozenset[str]) -> set[str]:
-    return live_names(
-        roots, dropped, inventory.names(names.ENTRIES), inventory.names(names.NODES)
-    )  # fmt: skip
+def _live(inventory: Inventory, roots: Roots, dropped: frozenset[str]) -> Live:
+    entries = [item.name for item in inventory.of(names.ENTRIES)]
+    nodes = (ids for ids, _ in inventory.shelves[names.NODES].items())
+    return live_names(roots, dropped, entries, nodes)
+
+
+def _kept_bytes(inventory: Inventory, live: Live) -> int:
+    """What stays: all that is live, and what collectors and writers have to say."""
+    fixed = inventory.objects[names.INTENTS] + inventory.objects[names.SWEEPS]
+    kept = sum(
+        item.object_bytes
+        for kind in DELETE_ORDER
+        for item in inventory.of(kind)
+        if item.object_bytes and item.name in live
+    )
+    return kept + sum(item.object_bytes for item in fixed)
 
 
 def _dangling(roots: Roots) -> Iterator[Drop]:
@@ -271,16 +292,19 @@ def _superseded(roots: Roots, turns_kept: int) -> Iterator[Drop]:
 
 
 def _evict(
-    inventory: Inventory, roots: Roots, dropped: frozenset[str], limit: int
+    inventory: Inventory,
+    roots: Roots,
+    dropped: frozenset[str],
+    live: Live,
+    kept_bytes: int,
+    limit: int,
 ) -> tuple[list[Hold], int]:
     """Holds to evict, in order, until what stays fits ``limit``; and how much stays then."""
     pins = roots.pins()
-    live = _live(inventory, roots, dropped)
-    sizes = {item.name: item.object_bytes for item in _all(inventory) if item.name in live}
-    fixed = inventory.objects[names.INTENTS] + inventory.objects[names.SWEEPS]
-    kept_bytes = sum(sizes.values()) + sum(item.object_bytes for item in fixed)
-    cuts = live_cuts(roots, pins, dropped)
-    uses = Counter(name for cut_id in cuts for name in _needs(roots, cut_id) if name in sizes)
+    cuts = frozenset(live.cuts)
+    sizes = _sizes(inventory, live)
+    pinned = frozenset(_key_of(name) for name in pins if names.kind_of(name) in _WEIGHED)
+    uses = Counter(key for cut_id in cuts for key in _needs(roots, cut_id) if key in sizes)
     holds = [hold for hold in roots.holds if hold.cut_id in cuts and hold.name not in dropped]
     holding = Counter(hold.cut_id for hold in holds)
     evicted: list[Hold] = []
@@ -293,18 +317,35 @@ def _evict(
         holding[hold.cut_id] -= 1
         if holding[hold.cut_id]:
             continue
-        for name in _needs(roots, hold.cut_id):
-            uses[name] -= 1
-            if uses[name] == 0 and name not in pins:
-                kept_bytes -= sizes.get(name, 0)
+        for key in _needs(roots, hold.cut_id):
+            uses[key] -= 1
+            if uses[key] == 0 and key not in pinned:
+                kept_bytes -= sizes.get(key, 0)
     return evicted, kept_bytes
 
 
-def _needs(roots: Roots, cut_id: bytes) -> Iterator[str]:
-    yield names.cut_name(cut_id)
-    yield from roots.cuts[cut_id].object_names()
+#: Kinds whose objects have bytes and belong to a cut.
+_WEIGHED = (names.CUTS, names.CHUNKS, names.PEER)
 
 
-def _all(inventory: Inventory) -> Iterable[StoredObject]:
-    for kind in DELETE_ORDER:
-        yield from inventory.objects[kind]
+def _key_of(name: str) -> bytes:
+    """A cut, a chunk or a peer's chunk in few bytes; those of two kinds never meet."""
+    kind, _, text = name.partition("/")
+    ids = bytes.fromhex(text.replace("-", ""))
+    return b"c" + ids if kind == names.CUTS else ids
+
+
+def _sizes(inventory: Inventory, live: Live) -> dict[bytes, int]:
+    return {
+        _key_of(item.name): item.object_bytes
+        for kind in _WEIGHED
+        for item in inventory.of(kind)
+        if item.name in live
+    }
+
+
+def _needs(roots: Roots, cut_id: bytes) -> Iterator[bytes]:
+    yield b"c" + cut_id
+    for seal_id in roots.cuts[cut_id].each_seal_id():
+        yield seal_id
+        yield cut_id + seal_id

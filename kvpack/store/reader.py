@@ -36,6 +36,7 @@ class CutReader:
         store: Which store.
         keyring: Must hold the tenant's keys.
         cut_id: The manifest's MAC, 32 bytes.
+        data: The cut's object, where it was read already.
 
     Raises:
         NotStoredError: There is no such cut.
@@ -44,8 +45,11 @@ class CutReader:
             IdentityMismatchError, LayoutMismatchError.
     """
 
-    def __init__(self, store: ObjectStore, keyring: Keyring, cut_id: bytes) -> None:
-        self.cut: StoredCut = open_cut(keyring, store.get(cut_name(cut_id)), cut_id)
+    def __init__(
+        self, store: ObjectStore, keyring: Keyring, cut_id: bytes, data: bytes | None = None
+    ) -> None:
+        found = store.get(cut_name(cut_id)) if data is None else data
+        self.cut: StoredCut = open_cut(keyring, found, cut_id)
         self.bindings = Bindings.of(self.cut.header, self.cut.manifest)
         self._store = store
         self._keyring = keyring
@@ -124,6 +128,15 @@ class CutReader:
         for reference in self.references(ChunkClass.TOKEN_IDS):
             ids.extend(parse_token_ids(self.open(reference)))
         return tuple(ids)
+
+    def packed_token_ids(self) -> bytes:
+        """The same as :func:`kvpack.prefix.pack_ids` has them: to compare, which is quicker so.
+
+        Raises:
+            NotStoredError: A chunk is missing. And everything that :meth:`open` raises.
+        """
+        references = self.references(ChunkClass.TOKEN_IDS)
+        return b"".join(self.open(reference).plaintext for reference in references)
 
     def references(self, chunk_class: ChunkClass) -> Iterator[ChunkReference]:
         """References of one class, in order."""

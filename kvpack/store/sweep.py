@@ -134,7 +134,9 @@ def sweep_steps(
     dropped = plan.dropped_names
     sizes = {item.name: item.object_bytes for item in plan.garbage}
     for condemned in _slices(list(sizes), sweep_names):
-        gone += yield from sweep_once(condemned, dropped, collector_id, plan.cache, batch_names)
+        gone += yield from sweep_once(
+            condemned, dropped, collector_id, plan.cache, batch_names, plan.live_cuts
+        )
     freed_bytes = sum(sizes[name] for name in gone)
     return GcResult(len(gone), len(sizes) - len(gone), freed_bytes, 0, closed)
 
@@ -156,8 +158,19 @@ def sweep_once(
     collector_id: bytes,
     cache: CutCache,
     batch_names: int,
+    settled: frozenset[bytes] = frozenset(),
 ) -> Steps[list[str]]:
-    """Delete what is still garbage of ``condemned``; returns those names."""
+    """Delete what is still garbage of ``condemned``; returns those names.
+
+    Args:
+        condemned: Names.
+        dropped: Holds that count as gone.
+        collector_id: Whose sweep.
+        cache: Cuts that were parsed.
+        batch_names: Of one call.
+        settled: Cuts that need nothing of ``condemned``: only those that came, or were held again,
+            since it was worked out are looked at. Chunks of a cut never change.
+    """
     # Step 4. Said before it is done: a writer that comes now waits for what is condemned.
     sweep = names.sweep_name(collector_id)
     try:
@@ -166,9 +179,15 @@ def sweep_once(
         yield from put([ObjectData(sweep, b"")])
     # Step 5. A writer that came before has said so.
     roots = yield from read_roots(cache)
-    entries = [item.name for item in (yield from list_names(f"{names.ENTRIES}/"))]
-    nodes = [item.name for item in (yield from list_names(f"{names.NODES}/"))]
-    live = live_names(roots, dropped, entries, nodes)
+    kinds = {names.kind_of(name) for name in condemned}
+    entries: list[str] = []
+    nodes: list[bytes] = []
+    if kinds & {names.ENTRIES, names.NODES}:
+        entries = [item.name for item in (yield from list_names(f"{names.ENTRIES}/"))]
+    if names.NODES in kinds:
+        listed = yield from list_names(f"{names.NODES}/")
+        nodes = [names.node_ids(item.name) for item in listed]
+    live = live_names(roots, dropped, entries, nodes, settled)
     doomed = [name for name in condemned if name not in live]
     # Step 6. A cut is gone for good before anything that it needed goes.
     for kind in DELETE_ORDER:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import Final
 
 from kvpack.store.interface import (
     PAGE_NAMES,
@@ -11,8 +12,12 @@ from kvpack.store.interface import (
     ObjectData,
     ObjectStore,
     Page,
+    Sizes,
     StoredObject,
 )
+
+#: Objects of a long listing that are told together.
+_TOLD_TOGETHER: Final = 1000
 
 
 class ToldStore:
@@ -59,6 +64,25 @@ class ToldStore:
         page = self._store.list(prefix, after, count_max)
         self._told(len(page.objects))
         return page
+
+    def scan(self, prefix: str) -> Iterator[StoredObject]:
+        """As :meth:`ObjectStore.scan`; told now and then."""
+        count = 0
+        for item in self._store.scan(prefix):
+            yield item
+            count += 1
+            if count == _TOLD_TOGETHER:
+                self._told(count)
+                count = 0
+        self._told(count)
+
+    def entries(self, prefixes: Sequence[str]) -> Sequence[Sequence[str]]:
+        """As :meth:`ObjectStore.entries`."""
+        return self._store.entries(prefixes)
+
+    def sizes(self) -> Sizes:
+        """As :meth:`ObjectStore.sizes`."""
+        return self._store.sizes()
 
     def delete(self, names: Sequence[str]) -> int:
         """As :meth:`ObjectStore.delete`."""

@@ -18,7 +18,17 @@ from typing import Final, TypeVar
 from kvpack.errors import FormatError, LimitError
 from kvpack.store import names
 from kvpack.store.errors import ConflictError, NotStoredError, StoreError
-from kvpack.store.interface import PAGE_NAMES, Irregular, ObjectData, Page, StoredObject
+from kvpack.store.interface import (
+    PAGE_NAMES,
+    Irregular,
+    ObjectData,
+    Page,
+    Sizes,
+    StoredObject,
+    add_up,
+    list_entries,
+    scan_pages,
+)
 from kvpack.store.local import (
     BYTES_MAX,
     FORMAT_NAME,
@@ -212,6 +222,18 @@ class S3Store:
             if len(listed) < PAGE_NAMES:
                 return Page(tuple(objects), None)
             last = listed[-1].key
+
+    def scan(self, prefix: str) -> Iterator[StoredObject]:
+        """See :class:`kvpack.store.interface.ObjectStore`."""
+        return scan_pages(self, prefix)
+
+    def entries(self, prefixes: Sequence[str]) -> Sequence[Sequence[str]]:
+        """See :class:`kvpack.store.interface.ObjectStore`."""
+        return list_entries(self, prefixes)
+
+    def sizes(self) -> Sizes:
+        """See :class:`kvpack.store.interface.ObjectStore`."""
+        return add_up(self, names.KINDS)
 
     def delete(self, doomed: Sequence[str]) -> int:
         """See :class:`kvpack.store.interface.ObjectStore`."""

@@ -7,7 +7,7 @@ import copy
 import errno
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvpack.store.disk import FileStatus
@@ -33,6 +33,7 @@ class Folder:
 
     names: dict[str, File | Folder] = field(default_factory=dict)
     flushed: dict[str, File | Folder] = field(default_factory=dict)
+    changes: int = 0
 
 
 class SimulatedDisk:
@@ -119,10 +120,11 @@ class SimulatedDisk:
         return found
 
     def _add(self, folder: str, name: str, item: File | Folder) -> None:
-        names = self._folder(folder).names
-        if self._name(name) in names:
+        found = self._folder(folder)
+        if self._name(name) in found.names:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        names[self._name(name)] = item
+        found.names[self._name(name)] = item
+        found.changes += 1
 
     def make_folder(self, folder: str) -> None:
         self._call(f"make_folder {folder}")
@@ -160,6 +162,7 @@ class SimulatedDisk:
         self._call(f"unlink {folder}")
         found = self._file(folder, name)
         del self._folder(folder).names[self._name(name)]
+        self._folder(folder).changes += 1
         if all(found is not other for other in self._folder(folder).names.values()):
             self.room_bytes += len(found.data)
 
@@ -178,8 +181,19 @@ class SimulatedDisk:
         file = self._file(folder, name)
         return FileStatus(len(file.data), file.modified_s, True, False)
 
+    def statuses(self, folder: str, names: Sequence[str]) -> list[FileStatus | None]:
+        known = self._folder(folder).names
+        return [self.status(folder, n) if self._name(n) in known else None for n in names]
+
     def names(self, folder: str) -> list[str]:
         return list(self._folder(folder).names)
+
+    def scan(self, folder: str) -> Iterator[tuple[str, FileStatus]]:
+        for name in self.names(folder):
+            yield name, self.status(folder, name)
+
+    def stamp(self, folder: str) -> tuple[int, ...]:
+        return (self._folder(folder).changes,)
 
     def close_root(self) -> None:
         """Nothing is open."""

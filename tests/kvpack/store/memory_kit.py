@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from kvpack.errors import FormatError
 from kvpack.store import ConflictError, NotStoredError, StoreBusyError, StoredObject, names
-from kvpack.store.interface import Irregular, ObjectData, Page
+from kvpack.store.interface import (
+    Irregular,
+    ObjectData,
+    Page,
+    Sizes,
+    add_up,
+    list_entries,
+    scan_pages,
+)
 
 
 class MemoryStore:
@@ -57,6 +65,15 @@ class MemoryStore:
         page = found[:count_max]
         objects = tuple(StoredObject(name, len(self.objects[name]), 0.0) for name in page)
         return Page(objects, page[-1] if len(found) > len(page) else None)
+
+    def scan(self, prefix: str) -> Iterator[StoredObject]:
+        return scan_pages(self, prefix)
+
+    def entries(self, prefixes: Sequence[str]) -> Sequence[Sequence[str]]:
+        return list_entries(self, prefixes)
+
+    def sizes(self) -> Sizes:
+        return add_up(self, names.KINDS)
 
     def delete(self, doomed: Sequence[str]) -> int:
         return sum(self.objects.pop(names.check_object_name(n), None) is not None for n in doomed)

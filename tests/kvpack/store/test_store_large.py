@@ -1,0 +1,264 @@
+"""What a call costs does not grow with the store: counted in folders and names, not in time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from disk_kit import SimulatedDisk
+from memory_kit import MemoryStore
+from store_kit import HEADER, KEY, KEYRING, NOW, Session, new_store, save, token_ids
+
+from kvpack.store import (
+    Budget,
+    Severity,
+    apply_gc,
+    check_store,
+    find_deepest,
+    names,
+    open_store,
+    plan_gc,
+    release_session,
+)
+from kvpack.store.budget import measure
+from kvpack.store.disk import FileStatus, PosixDisk
+from kvpack.store.interface import ObjectData, StoredObject, list_all
+from kvpack.store.local import LocalStore
+from kvpack.store.opening import initialise
+from kvpack.store.steps import drive
+from kvpack.store.sweep import sweep_once
+
+MANY = Budget(1 << 40, 0)
+
+
+class Counting(PosixDisk):
+    """A real folder that counts the names it gave in listings; nothing is flushed."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.listed: Counter[str] = Counter()
+
+    def names(self, folder: str) -> list[str]:
+        found = super().names(folder)
+        self.listed[folder] += len(found)
+        return found
+
+    def scan(self, folder: str) -> Iterator[tuple[str, FileStatus]]:
+        for item in super().scan(folder):
+            self.listed[folder] += 1
+            yield item
+
+    def flush(self, handle: int) -> None:
+        return
+
+    def flush_folder(self, folder: str) -> None:
+        return
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Counting:
+    folder = tmp_path / "store"
+    folder.mkdir(mode=0o700)
+    made = Counting(folder)
+    initialise(made, "store")
+    return made
+
+
+@pytest.fixture
+def store(disk: Counting) -> LocalStore:
+    return LocalStore(disk, "store")
+
+
+def fill(store: LocalStore, count: int) -> None:
+    """Names of ``count`` chunks, nodes and entries that nothing leads to."""
+    store.put_if_absent(
+        [
+            item
+            for number in range(count)
+            for item in (
+                ObjectData(f"chunks/{number:064x}", b"x"),
+                ObjectData(f"nodes/{number:064x}-{0:064x}", b""),
+                ObjectData(f"entries/0/{number:064x}-00-{0:032x}-{0:064x}", b""),
+            )
+        ]
+    )
+
+
+def lookup(store: LocalStore, ids: tuple[int, ...]) -> int:
+    return find_deepest(store, KEYRING, KEY, HEADER, ids).position
+
+
+def test_a_lookup_reads_the_folders_of_entries_once(store: LocalStore, disk: Counting) -> None:
+    ids = token_ids(4000)
+    save(store, Session(ids), 2000, budget=MANY)
+    fill(store, 300)
+    assert lookup(store, ids) == 2000
+    disk.listed.clear()
+    for length in (4000, 3000, 2001, 1999, 500):
+        lookup(store, ids[:length])
+    lookup(store, token_ids(4000, seed=5))
+    # Another shard may be met for the first time; the one with 300 entries may not be read again.
+    assert disk.listed["entries/0"] <= 300 and sum(disk.listed.values()) <= 310
+    disk.listed.clear()
+    for length in (4000, 3000, 2001, 1999, 500):
+        lookup(store, ids[:length])
+    assert not +disk.listed
+
+
+def test_a_save_lists_no_folder_of_a_store_that_is_known(store: LocalStore, disk: Counting) -> None:
+    fill(store, 300)
+    save(store, Session(token_ids(400, seed=1)), 400, lineage=b"a" * 16, budget=MANY)
+    disk.listed.clear()
+    save(store, Session(token_ids(400, seed=2)), 400, lineage=b"b" * 16, budget=MANY)
+    # Its own intents are what it has to read; no chunk, no node, no entry.
+    assert {folder for folder, count in disk.listed.items() if count} <= {"intents", "sweeps"}
+    afresh = measure(LocalStore(disk, "store"), [], NOW)
+    assert measure(store, [], NOW).used_bytes == afresh.used_bytes
+
+
+def test_what_another_process_makes_or_deletes_is_counted(tmp_path: Path) -> None:
+    ours = new_store(tmp_path)
+    theirs = open_store(tmp_path / "store")
+    save(ours, Session(token_ids(400, seed=1)), 400, budget=MANY)
+    for change in (
+        lambda: save(theirs, Session(token_ids(400, seed=2)), 400, lineage=b"b" * 16, budget=MANY),
+        lambda: theirs.delete([list_all(theirs, "chunks/")[0].name]),
+        lambda: (tmp_path / "store" / "cuts" / "stray").write_bytes(bytes(77)),
+        lambda: (tmp_path / "store" / "cuts" / "stray").write_bytes(bytes(99)),
+    ):
+        ours.sizes()
+        change()
+        fresh = open_store(tmp_path / "store")
+        assert ours.sizes() == fresh.sizes()
+        fresh.close()
+    theirs.close()
+    ours.close()
+
+
+def test_what_another_process_saved_is_found(tmp_path: Path) -> None:
+    ours, ids = new_store(tmp_path), token_ids(4000)
+    assert lookup(ours, ids) == 0
+    theirs = open_store(tmp_path / "store")
+    session = Session(ids)
+    for position in (700, 1500):
+        save(theirs, session, position, budget=MANY)
+        assert lookup(ours, ids) == position
+    theirs.delete([item.name for item in list_all(theirs, "entries/") if "-dc-" in item.name])
+    theirs.close()
+    assert lookup(ours, ids) == 700
+    ours.close()
+
+
+def test_a_long_folder_is_read_once_however_many_pages_it_has() -> None:
+    class Scans(SimulatedDisk):
+        reads = 0
+
+        def scan(self, folder: str) -> Iterator[tuple[str, FileStatus]]:
+            self.reads += 1
+            return super().scan(folder)
+
+        def names(self, folder: str) -> list[str]:
+            self.reads += 1
+            return super().names(folder)
+
+    disk = Scans()
+    initialise(disk, "sim")
+    store = LocalStore(disk, "sim")
+    for number in range(25_000):
+        disk.close(disk.create("nodes", f"{number:064x}-{0:064x}"))
+    disk.reads = 0
+    found = list_all(store, "nodes/")
+    assert disk.reads <= 2  # a scan of this disk asks for the names, too
+    assert [item.name for item in found] == sorted(item.name for item in found)
+    assert len(found) == 25_000
+
+
+class Reads(MemoryStore):
+    """Counts what is read and listed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        self.seen[names.kind_of(name)] += 1
+        return super().get(name, offset, length)
+
+    def scan(self, prefix: str) -> Iterator[StoredObject]:
+        self.seen[f"{names.kind_of(prefix)} listed"] += 1
+        return super().scan(prefix)
+
+
+def test_check_tells_what_it_finds_before_it_has_seen_the_rest() -> None:
+    store = Reads()
+    for number in range(6):
+        ids = token_ids(400, seed=number + 1)
+        save(store, Session(ids), 400, lineage=bytes([number]) * 16)
+    first = min(name for name in store.objects if name.startswith("cuts/"))
+    whole = store.objects[first]
+    store.objects[first] = whole[:-1]
+    store.seen.clear()
+    findings = check_store(store, KEYRING)
+    found = next(findings)
+    assert (found.severity, found.name) == (Severity.DAMAGE, first)
+    assert store.seen["cuts"] == 1 and store.seen["chunks"] == 0
+    rest = list(findings)
+    assert store.seen["cuts"] == 6 and {item.reason for item in rest} == {"garbage"}
+
+
+def test_check_reports_garbage_that_nobody_needs_and_none_that_somebody_came_for() -> None:
+    store = Reads()
+    session = Session(token_ids(900))
+    save(store, session, 400)
+    store.objects[f"chunks/{1:064x}"] = b"x" * 10
+    store.objects[f"peer/{2:064x}-{3:064x}"] = b"x" * 20
+
+    scan = store.scan
+
+    def scan_late(prefix: str) -> Iterator[StoredObject]:
+        """Somebody saves while the check lists chunks, after it read the cuts."""
+        if prefix == "chunks/" and session.position < 900:
+            store.scan = scan  # type: ignore[method-assign]
+            save(store, session, 900)
+        return scan(prefix)
+
+    store.scan = scan_late  # type: ignore[method-assign]
+    found = sorted((item.name, item.reason) for item in check_store(store, KEYRING))
+    assert found == [
+        (f"chunks/{1:064x}", "garbage"),
+        (f"peer/{2:064x}-{3:064x}", "garbage"),
+    ]
+
+
+def test_a_slice_of_chunks_reads_no_cut_again_and_no_index() -> None:
+    store = Reads()
+    for number in range(4):
+        ids = token_ids(400, seed=number + 1)
+        save(store, Session(ids), 400, lineage=bytes([number]) * 16)
+    release_session(store, bytes([0]) * 16)
+    plan = plan_gc(store, NOW)
+    chunks = [item.name for item in plan.garbage if names.kind_of(item.name) == names.CHUNKS]
+    assert chunks and len(plan.live_cuts) == 3
+    store.seen.clear()
+    steps = sweep_once(
+        chunks, plan.dropped_names, b"c" * 16, plan.cache, 256, plan.live_cuts
+    )  # fmt: skip
+    assert sorted(drive(store, steps, lambda: None)) == sorted(chunks)
+    assert store.seen["cuts"] == 0
+    assert store.seen["nodes listed"] == store.seen["entries listed"] == 0
+
+
+def test_a_cut_that_is_held_again_after_the_plan_keeps_its_chunks() -> None:
+    store = Reads()
+    ids = token_ids(400, seed=1)
+    save(store, Session(ids), 400, lineage=b"a" * 16)
+    (hold,) = (name for name in store.objects if name.startswith("holds/"))
+    del store.objects[hold]
+    plan = plan_gc(store, NOW)
+    assert plan.live_cuts == frozenset() and len(plan.garbage) > 3
+    store.objects[hold] = b""
+    result = apply_gc(store, plan, NOW, b"c" * 16, lambda: None)
+    assert result.deleted == 0 and result.spared == len(plan.garbage)
+    assert list(check_store(store, KEYRING, deep=True)) == []
