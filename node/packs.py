@@ -11,7 +11,13 @@ from kvpack.chunk import ChunkClass, ChunkReference
 from kvpack.errors import LayoutMismatchError
 from kvpack.identity import CallSchedule
 from kvpack.layout import Producer
-from kvpack.manifest import Component, ComponentKind, Manifest, seal_manifest
+from kvpack.manifest import (
+    Component,
+    ComponentKind,
+    KnownReferences,
+    Manifest,
+    seal_manifest,
+)
 from kvpack.snapshot import SessionCacheSnapshot
 from node.binding import PackBinding
 from node.errors import SessionStateError
@@ -51,21 +57,22 @@ def manifest_blob(
     binding: PackBinding,
     position: int,
     schedule: CallSchedule,
-    references: tuple[ChunkReference, ...],
+    references: tuple[ChunkReference, ...] | KnownReferences,
     *,
     mixed: bool,
 ) -> bytes:
     """The sealed manifest of a cut of this node; ``mixed``: not all of its rows are its own."""
+    known = references if isinstance(references, KnownReferences) else None
     component = Component(ComponentKind.TARGET, binding.context.identity_digest)
     manifest = Manifest(
         producer=Producer.ENGINE,
         position=position,
         numerics=binding.stated(mixed=mixed),
         schedule=schedule,
-        references=references,
+        references=references.references if known is not None else references,
         components=(component,),
     )
-    return seal_manifest(binding.key, binding.header_bytes, manifest)
+    return seal_manifest(binding.key, binding.header_bytes, manifest, known=known)
 
 
 def require_engine_rows(manifest: Manifest) -> None:

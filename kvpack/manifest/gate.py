@@ -157,6 +157,9 @@ def _check_parts(references: Sequence[ChunkReference]) -> None:
     """Pieces of one payload stand in order: 0, 1, 2, …"""
     following: dict[object, int] = {}
     for index, reference in enumerate(references):
+        if not reference.may_have_parts:
+            # Its part is 0, and nothing of its slot came before: both were checked when made.
+            continue
         payload = reference.slot[:-1]
         expected = following.get(payload, 0)
         if reference.part != expected:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from kvpack import codes
 from kvpack.chunk.reference import ChunkReference
@@ -30,8 +30,19 @@ from kvpack.wire.messages import (
 )
 
 
-def encode_message(manifest: Manifest) -> bytes:
-    """The canonical bytes of ``manifest``."""
+def encode_message(manifest: Manifest, known: KnownReferences | None = None) -> bytes:
+    """The canonical bytes of ``manifest``.
+
+    Args:
+        manifest: The table.
+        known: Its references, where they were encoded before: no field comes after theirs.
+
+    Raises:
+        ValueError: Those are others.
+    """
+    if known is not None and known.references != manifest.references:
+        raise ValueError("known: other references than the manifest's")
+    references = manifest.references if known is None else ()
     message = pb.Manifest(
         window_rule=codes.WINDOW_RULES.code(manifest.window_rule),
         producer=codes.PRODUCERS.code(manifest.producer),
@@ -43,24 +54,49 @@ def encode_message(manifest: Manifest) -> bytes:
             pb.ForeignRingHead(layer=ring.layer, head=ring.head)
             for ring in manifest.foreign_ring_heads
         ],
-        references=[_reference_message(reference) for reference in manifest.references],
+        references=[_reference_message(reference) for reference in references],
     )
     if manifest.parent is not None:
         message.parent.CopyFrom(_parent_message(manifest.parent))
-    return serialize(message)
+    return serialize(message) + (b"" if known is None else known.encoded)
 
 
-@dataclass(frozen=True, slots=True)
 class KnownReferences:
-    """References that a reader holds already, and how they stand in a manifest's message.
+    """References in order, each encoded for a manifest's message when it came, not when it counts.
 
-    Attributes:
-        references: At least one, in order.
-        encoded: :func:`encode_reference` of each, joined.
+    Whoever sends or takes a pack knows them one after the other; at its end everybody waits.
     """
 
-    references: tuple[ChunkReference, ...]
-    encoded: bytes
+    __slots__ = ("_encoded", "_references")
+
+    def __init__(self, references: Iterable[ChunkReference] = ()) -> None:
+        self._references: list[ChunkReference] = []
+        self._encoded: list[bytes] = []
+        for reference in references:
+            self.append(reference)
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+    def append(self, reference: ChunkReference) -> None:
+        """One more, at the end."""
+        self._references.append(reference)
+        self._encoded.append(encode_reference(reference))
+
+    def truncate(self, count: int) -> None:
+        """Forget all but the first ``count``."""
+        del self._references[count:]
+        del self._encoded[count:]
+
+    @property
+    def references(self) -> tuple[ChunkReference, ...]:
+        """All of them."""
+        return tuple(self._references)
+
+    @property
+    def encoded(self) -> bytes:
+        """:func:`encode_reference` of each, joined."""
+        return b"".join(self._encoded)
 
 
 def encode_reference(reference: ChunkReference) -> bytes:
@@ -97,20 +133,21 @@ def message_seal_ids(data: bytes) -> tuple[int, bytes]:
 def _decode_around(data: bytes, known: KnownReferences) -> Manifest | None:
     """The manifest, if its references are the known ones; None where that cannot be told.
 
-    All but the first are cut out before the rest is read. That the cut met the list and nothing
-    else needs no argument: the result must encode to the very bytes that were given.
+    They are the last field, so all but the first are cut off before the rest is read. What is left
+    must encode to the very bytes that it was read from: then so does the whole.
     """
-    at = data.find(known.encoded)
-    if at < 0:
+    references, encoded = known.references, known.encoded
+    if not references or not data.endswith(encoded):
         return None
-    start = at + len(encode_reference(known.references[0]))
+    rest = data[: len(data) - len(encoded)] + encode_reference(references[0])
     try:
-        around = _decode_all(data[:start] + data[at + len(known.encoded) :])
-        manifest = dataclasses.replace(around, references=known.references)
+        around = _decode_all(rest)
+        if around.references != references[:1] or encode_message(around) != rest:
+            return None
+        return dataclasses.replace(around, references=references)
     except KvpackError:
         # Whatever is wrong is said by the one who reads everything.
         return None
-    return manifest if encode_message(manifest) == data else None
 
 
 def _decode_all(data: bytes) -> Manifest:

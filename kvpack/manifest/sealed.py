@@ -43,7 +43,12 @@ BLOB_BYTES_MAX: Final = PREFIX_BYTES + limits.MANIFEST_BYTES_MAX + MAC_BYTES
 
 
 def seal_manifest(
-    key: EpochKey, header: bytes, manifest: Manifest, *, in_store: bool = False
+    key: EpochKey,
+    header: bytes,
+    manifest: Manifest,
+    *,
+    in_store: bool = False,
+    known: KnownReferences | None = None,
 ) -> bytes:
     """The stored bytes of ``manifest``, its MAC included.
 
@@ -52,6 +57,7 @@ def seal_manifest(
         header: The bundle header's bytes, which the MAC binds.
         manifest: What the pack holds; it passes the gate before it is sealed.
         in_store: For a store: references may be trimmed.
+        known: The manifest's own references, where they were encoded before.
 
     Raises:
         UnknownKeyError: The key is not that of the header.
@@ -60,7 +66,7 @@ def seal_manifest(
     """
     _check_key(key, header)
     check_manifest(decode_header(header), manifest, in_store=in_store)
-    message = encode_message(manifest)
+    message = encode_message(manifest, known)
     limits.check_range("manifest", len(message), 1, limits.MANIFEST_BYTES_MAX, "bytes")
     stored = _PREFIX.pack(MAGIC, VERSION, bytes(3), len(message)) + message
     return stored + key.mac("manifest", header, stored)

@@ -19,6 +19,7 @@ from typing import Any, Final
 import grpc.aio
 
 from kvpack.chunk import ChunkReference
+from kvpack.manifest import KnownReferences
 from node import fault_points
 from node.errors import InventoryError, PeerUnavailableError
 from node.migration.producer import QUEUE_TILES, Loaded, Producer, Sealed
@@ -80,7 +81,7 @@ class Feed:
         self._producer = producer
         self._timeline = timeline
         self._report = report
-        self._references: list[ChunkReference] = []
+        self._references = KnownReferences()
         self._holding = Holding()
         self._manifest = b""
         producer.watch(report)
@@ -108,7 +109,7 @@ class Feed:
             raise InventoryError(
                 f"node {peer} holds {holding.received} chunks of {len(self._references)} sent"
             )
-        del self._references[holding.received :]
+        self._references.truncate(holding.received)
         self._holding = holding
         if self._producer.finished is None or holding.received < len(self.tape.items):
             await self._stream(stub, transfer, peer)
@@ -121,15 +122,14 @@ class Feed:
         return self._outcome()
 
     async def _make_manifest(self) -> None:
-        references = tuple(self._references)
-        self._manifest = await asyncio.to_thread(self._producer.manifest, references)
+        self._manifest = await asyncio.to_thread(self._producer.manifest, self._references)
 
     def _outcome(self) -> Fed:
         finished, cut = self._producer.finished, self.tape.cut
         if finished is None or cut is None:
             raise RuntimeError("a stream that ended before its cut")
-        object_bytes = sum(reference.object_bytes for reference in self._references)
-        references = tuple(self._references)
+        references = self._references.references
+        object_bytes = sum(reference.object_bytes for reference in references)
         return Fed(cut, references, object_bytes, self._manifest, finished.boundary)
 
     async def _stream(self, stub: MigrationStub, transfer: pb.TransferRef, peer: str) -> None:

@@ -29,6 +29,7 @@ from kvpack.chunk import (
 )
 from kvpack.identity import CallSchedule
 from kvpack.limits import GRID_TOKENS
+from kvpack.manifest import KnownReferences
 from kvpack.snapshot import Tile, TileSpec
 from node import fault_points
 from node.binding import PackBinding
@@ -163,7 +164,7 @@ class Producer:
             self.boundary_s = time.monotonic()
             self.finished = Finished(self.schedule, boundary)
 
-    def manifest(self, references: tuple[ChunkReference, ...]) -> bytes:
+    def manifest(self, references: KnownReferences) -> bytes:
         """The sealed manifest of the cut. It needs no boundary call, but all items read.
 
         Raises:

@@ -25,7 +25,7 @@ from kvpack.chunk import (
 )
 from kvpack.errors import LayoutMismatchError
 from kvpack.identity import CallSchedule
-from kvpack.manifest import KnownReferences, encode_reference, open_manifest
+from kvpack.manifest import KnownReferences, open_manifest
 from kvpack.snapshot import Tile
 from node import fault_points
 from node.binding import PackBinding
@@ -86,8 +86,8 @@ class Receiver:
         self._offer = offer
         self._installer: Installer | None = installer
         self._spool = spool
-        self._references: list[ChunkReference] = []
-        self._encoded_references: list[bytes] = []
+        # Encoded as they come, while the source computes: at Seal everybody waits.
+        self._references = KnownReferences()
         self._object_bytes = 0
         self._seal_ids: set[bytes] = set()
         self._token_ids: dict[int, tuple[int, ...]] = {}
@@ -227,8 +227,6 @@ class Receiver:
             self._state = decode_state(opened.plaintext)
         self._seal_ids.add(reference.seal_id)
         self._references.append(reference)
-        # Now, while the source computes: at Seal everybody waits.
-        self._encoded_references.append(encode_reference(reference))
         self._object_bytes += reference.object_bytes
         fault_points.reach("target.chunk.taken")
 
@@ -342,7 +340,7 @@ class Receiver:
 
     def _gate(self, inventory: Inventory) -> CallSchedule:
         key, header = self._binding.key, self._offer.header_bytes
-        manifest = open_manifest(key, header, inventory.manifest, known=self._known())
+        manifest = open_manifest(key, header, inventory.manifest, known=self._references)
         require_engine_rows(manifest)
         if manifest.position != self._cut:
             raise InventoryError(f"sealed at position {manifest.position}, the cut is {self._cut}")
@@ -353,15 +351,9 @@ class Receiver:
                 f"sealed {inventory.objects} chunks of {inventory.object_bytes} bytes; "
                 f"{self.objects} of {self.object_bytes} bytes arrived"
             )
-        if manifest.references != tuple(self._references):
+        if manifest.references != self._references.references:
             raise InventoryError("the sealed references are not those of the chunks that arrived")
         return manifest.schedule
-
-    def _known(self) -> KnownReferences | None:
-        """What the sealed references should be."""
-        if not self._references:
-            return None
-        return KnownReferences(tuple(self._references), b"".join(self._encoded_references))
 
     def _require_installer(self) -> Installer:
         if self._installer is None:

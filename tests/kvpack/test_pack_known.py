@@ -10,7 +10,7 @@ from pack_kit import KEY, KEYRING, pack
 
 from kvpack.bundle import BundleReader
 from kvpack.errors import KvpackError
-from kvpack.manifest import KnownReferences, encode_reference, open_manifest, seal_manifest
+from kvpack.manifest import KnownReferences, open_manifest, seal_manifest
 from kvpack.manifest.message import decode_message, encode_message
 
 
@@ -22,7 +22,7 @@ def whole():
 
 
 def known(references) -> KnownReferences:
-    return KnownReferences(tuple(references), b"".join(map(encode_reference, references)))
+    return KnownReferences(references)
 
 
 def test_known_references_give_the_manifest_that_reading_gives(whole, monkeypatch):
@@ -49,8 +49,19 @@ def test_other_references_than_the_known_ones_are_read(whole):
     ]  # fmt: skip
     for other in others:
         assert open_manifest(KEY, header, blob, known=known(other)) == manifest
-    lying = KnownReferences(references[::-1], known(references).encoded)
-    assert open_manifest(KEY, header, blob, known=lying) == manifest
+
+
+def test_references_that_were_encoded_before_give_the_same_blob(whole):
+    manifest, header = whole
+    references = known(manifest.references)
+    blob = seal_manifest(KEY, header, manifest)
+    assert seal_manifest(KEY, header, manifest, known=references) == blob
+    references.append(manifest.references[0])
+    with pytest.raises(ValueError, match="other references"):
+        seal_manifest(KEY, header, manifest, known=references)
+    references.truncate(len(manifest.references))
+    assert references.references == manifest.references
+    assert seal_manifest(KEY, header, manifest, known=references) == blob
 
 
 def test_every_changed_byte_has_the_same_verdict_with_and_without(whole):
