@@ -273,14 +273,16 @@ def diagnostics(usage: RunUsage) -> JsonObject:
 
 
 def cache_object(usage: RunUsage) -> JsonObject:
-    """The same in this node's words."""
-    return {
+    """The same in this node's words. As with chat, ``miss`` is there where anything was missing."""
+    found: JsonObject = {
         "rung": usage.rung.value,
-        "miss": usage.miss.value,
         "evaluated_tokens": usage.evaluated_tokens,
         "restored_bytes": usage.restored_bytes,
         "fallback": usage.fallback.value,
     }
+    if usage.miss is not MissReason.NONE:
+        found["miss"] = usage.miss.value
+    return found
 
 
 def _tools(given: Sequence[Any] | None) -> list[JsonObject]:

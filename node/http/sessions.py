@@ -84,7 +84,7 @@ class MigrateBody(msgspec.Struct):
     """Body of migrate.
 
     Attributes:
-        to: ``NAME@HOST:PORT`` of a node, or ``store:PATH`` on this machine.
+        to: ``NAME@HOST:PORT`` of a node, or ``store:`` and a path here or a place in a bucket.
         mode: Whether the session goes there, or a copy.
         copy_as: The copy's name there.
         accept: What kind of continuation will do.
@@ -282,7 +282,8 @@ async def migrate_session(call: Call) -> Answer:
 def _order(body: MigrateBody) -> Order:
     name, at, address = body.to.partition("@")
     if not (name and at):
-        raise bad_request("to: expected NAME@HOST:PORT or store:PATH", param="to")
+        expected = "NAME@HOST:PORT, store:PATH or store:s3://BUCKET/PREFIX"
+        raise bad_request(f"to: expected {expected}", param="to")
     copy_as = body.copy_as and check_session_id(body.copy_as)
     accepts = body.accept == "compatible"
     return Order(name, Address.parse(address), accepts, copy_as, body.compress)

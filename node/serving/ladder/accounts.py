@@ -18,8 +18,6 @@ class Accounts:
         restored_bytes: Plaintext of rows that were brought back, from manifests.
         restored_tokens: Tokens whose rows were brought back.
         memory_bytes: Of the restored bytes, those that were in memory already.
-        remote_prefills: Prompts that a producer node computed anew. No hits either.
-        remote_tokens: Their tokens.
         published: Cuts that became durable.
         published_bytes: Bytes of chunks that were written for them.
         shared_chunks: References of these cuts to chunks that were there already.
@@ -35,8 +33,6 @@ class Accounts:
     restored_bytes: int = 0
     restored_tokens: int = 0
     memory_bytes: int = 0
-    remote_prefills: int = 0
-    remote_tokens: int = 0
     published: int = 0
     published_bytes: int = 0
     shared_chunks: int = 0

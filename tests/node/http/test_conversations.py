@@ -221,8 +221,8 @@ def test_conversation_that_outgrows_its_context_shifts_or_is_refused(tmp_path):
             misses = set()
             for text in texts:
                 answer = await say(client, made, text)
-                misses.add(answer.to_dict()["kvpack"]["miss"])
-            assert misses == {"cold", "none", "context_shifted"}
+                misses.add(answer.to_dict()["kvpack"].get("miss"))
+            assert misses == {"cold", None, "context_shifted"}
             # A chain shifts as well, and says so.
             forks = [None]
             for text in texts:
@@ -233,7 +233,7 @@ def test_conversation_that_outgrows_its_context_shifts_or_is_refused(tmp_path):
                         previous_response_id=forks[-1] and forks[-1].id,
                     )
                 )
-            assert "context_shifted" in {one.to_dict()["kvpack"]["miss"] for one in forks[1:]}
+            assert "context_shifted" in {one.to_dict()["kvpack"].get("miss") for one in forks[1:]}
             now = await client.conversations.retrieve(made.id)
             assert now.context_epoch >= 1
             assert now.revision == len(texts)
