@@ -42,6 +42,7 @@ from kvpack.snapshot import TileSpec
 STAGING_BYTES: Final = 16 << 20
 
 _WORD: Final = 2
+_SPARE_WORDS: Final = 4096
 
 
 @dataclass(slots=True)
@@ -128,6 +129,9 @@ class DeviceCopier:
             # Also after an error: nobody may free memory that is being copied into.
             for stage in stages:
                 stage.lane.wait()
+        # MLX keeps what a call read for a moment after its end, and a plane that somebody else
+        # still holds is copied by the next step.
+        mx.synchronize()
         return [found[index] for index in sorted(found)]
 
     def _begin(self, stage: _Stage, found: dict[int, HostBytes]) -> None:
@@ -150,9 +154,11 @@ class DeviceCopier:
         return stages
 
     def _new_stage(self) -> _Stage:
-        # One word more than is ever filled: an update of the whole would be the array's successor,
-        # in memory of its own, instead of going into this one.
-        array = mx.zeros((self._staging_bytes // _WORD + 1,), mx.uint16)
+        # More words than are ever filled: an update of the whole would be the array's successor,
+        # in memory of its own, instead of going into this one. MLX updates in place only what is
+        # not much smaller than its memory, and memory that was used before may be larger.
+        mx.clear_cache()
+        array = mx.zeros((self._staging_bytes // _WORD + _SPARE_WORDS,), mx.uint16)
         mx.eval(array)
         self.address(array)
         return _Stage(array, self._memory.lane())

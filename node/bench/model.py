@@ -115,6 +115,10 @@ class MadeGeneration:
         """Copy rows to a buffer of their own, as the engine does."""
         return self.planes.read(spec, self._position)
 
+    def read_tiles(self, specs: Sequence[TileSpec]) -> list[Tile]:
+        """As :meth:`read_tile`, of several."""
+        return [self.read_tile(spec) for spec in specs]
+
     def snapshot(self, token_ids: Sequence[int]) -> SessionCacheSnapshot:
         """The whole cut at the present position."""
         specs = cut_tile_specs(self.layout, self._position)

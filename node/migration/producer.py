@@ -314,7 +314,7 @@ def seal_item(
 
 
 def _read_tiles(session: Session, specs: Sequence[TileSpec]) -> list[Tile]:
-    return [session.generation.read_tile(spec) for spec in specs]
+    return session.generation.read_tiles(specs)
 
 
 def _prefill(session: Session, call_tokens: int) -> float:
