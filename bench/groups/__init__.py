@@ -18,7 +18,7 @@ GROUPS = {
 }
 
 #: Only where they are asked for.
-SLOW_GROUPS = {"stores": 300.0, "llama": 300.0}
+SLOW_GROUPS = {"sessions": 300.0, "llama": 120.0}
 
 
 @dataclass(frozen=True)

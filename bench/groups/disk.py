@@ -12,7 +12,7 @@ from bench.format.write import DIRECT, SEALED, SIGNED, STORED, write_things
 from bench.groups import Order
 from bench.measured import NOT_INSTALLED, Contender, Sample
 from bench.payload import kv_bytes, noise_file
-from bench.peers import nixl
+from bench.peers import lmcache, nixl
 from bench.peers.pair import peer_turns, stored
 from bench.turns import NoFigureError, Turn, in_process
 
@@ -45,9 +45,8 @@ def turns(order: Order) -> Iterator[Turn]:
     target = order.folder / "plain"
     yield in_process(plain, len(data), lambda: _write(target, data), things[0].before)
     payload = noise_file(order.folder / "payload", kv_bytes(order.tokens))
-    yield from peer_turns(
-        "nixl", nixl.FILE_VARIANTS, GROUP, "direct", payload, order.folder, stored
-    )  # fmt: skip
+    for name, variants in (("nixl", nixl.FILE_VARIANTS), ("lmcache", lmcache.FILE_VARIANTS)):
+        yield from peer_turns(name, variants, GROUP, "direct", payload, order.folder, stored)
 
 
 def _write(target: Path, data: memoryview) -> None:

@@ -18,7 +18,9 @@ from bench.format.pack import HEADER, KEY, KEYRING, LAYOUT, make_pack
 from bench.format.speed import AES_1, BLAKE3_1, speed_things
 from bench.groups import Order
 from bench.measured import NOT_INSTALLED, Contender, Sample
-from bench.payload import kv_bytes
+from bench.payload import kv_bytes, noise_file
+from bench.peers import lmcache
+from bench.peers.pair import peer_turns, stored
 from bench.turns import NoFigureError, Turn, in_process
 from kvpack.bundle import BundleReader
 from kvpack.chunk import Codec, SealContext, seal_tile, tile_of
@@ -53,6 +55,10 @@ def turns(order: Order) -> Iterator[Turn]:
             name, title, against = _VERIFY[thing.name]
             yield _turn(name, title, against, len(data), thing.work)
     yield from _engine_turns(order, path)
+    payload = noise_file(order.folder / "payload", kv_bytes(order.tokens))
+    yield from peer_turns(
+        "lmcache", lmcache.VARIANTS, GROUP, "copy", payload, order.folder, stored
+    )  # fmt: skip
 
 
 def _turn(

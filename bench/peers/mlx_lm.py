@@ -144,7 +144,11 @@ def digest(caches: list[Any]) -> str:
     found = blake3()
     for cache in caches:
         for array in cache.state:
-            found.update(np.array(mx.contiguous(array).view(mx.uint16)).data)
+            if isinstance(array, mx.array):
+                words = np.array(mx.contiguous(array).view(mx.uint16))
+                found.update(words.reshape(-1).view(np.uint8))
+            else:
+                found.update(repr(array).encode())
     return found.hexdigest()
 
 
@@ -154,22 +158,24 @@ def serve(what: str) -> None:
     from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
     caches = [] if what == "load" else made_cache(int(what))
-    print(json.dumps({"ready": True}), flush=True)
+    _say({"ready": True})
     for line in sys.stdin:
-        order = json.loads(line)
-        start_s, said = time.perf_counter(), {}
+        order, start_s = json.loads(line), time.perf_counter()
+        if "digest" in order:
+            _say({"digest": digest(caches)})
+            continue
         if "save" in order:
             save_prompt_cache(order["save"], caches)
         elif "load" in order:
             caches = load_prompt_cache(order["load"])
             mx.eval([cache.state for cache in caches])
-        elif "digest" in order:
-            said = {"digest": digest(caches)}
         else:
             caches = []
-        if not said:
-            said = {"seconds": time.perf_counter() - start_s}
-        print(json.dumps(said), flush=True)
+        _say({"seconds": time.perf_counter() - start_s})
+
+
+def _say(said: dict[str, Any]) -> None:
+    print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":
@@ -177,5 +183,4 @@ if __name__ == "__main__":
         serve(sys.argv[1])
     except Exception as error:  # noqa: BLE001 - whatever it raises is what is reported
         missing = isinstance(error, ImportError)
-        said = {"problem": f"{type(error).__name__}: {error}", "missing": missing}
-        print(json.dumps(said), flush=True)
+        _say({"problem": f"{type(error).__name__}: {error}", "missing": missing})
