@@ -165,7 +165,7 @@ class LocalStore:
                 raise ConflictError(item.name)
             view = memoryview(item.data)
             for offset in range(0, len(view), _COMPARE_BYTES):
-                # A copy: a view is compared byte by byte, twenty times as slowly as two byte strings.
+                # A copy: views are compared byte by byte, twenty times as slowly as byte strings.
                 piece = bytes(view[offset : offset + _COMPARE_BYTES])
                 if self._disk.read(folder, name, offset, len(piece)) != piece:
                     raise ConflictError(item.name)
