@@ -104,7 +104,8 @@ async def _ends(options: argparse.Namespace, stage: Stage) -> AsyncIterator[Ends
     if options.producer == "torch":
         command = ("produce", "--backend", "transformers")
     if options.source_device is not None:
-        arguments[SOURCE] += ["--device", options.source_device]
+        gpu = "cuda" if options.producer == "torch" else "gpu"
+        arguments[SOURCE] += ["--device", gpu if options.source_device == "gpu" else "cpu"]
     async with contextlib.AsyncExitStack() as stack:
         source = await stack.enter_async_context(
             serving(arguments[SOURCE], stage.log(SOURCE), command)
@@ -165,11 +166,13 @@ async def _context(
 async def _known(
     options: argparse.Namespace, ends: Ends, limit: Limit, prompt: list[int]
 ) -> dict[str, object]:
-    """Moved while it is computed."""
+    """Moved while it is computed; copied by a producer that keeps no sessions."""
     name = f"known-{len(prompt)}"
     session = await ends.giving.open(name)
     request = _request(ends, session)
     request.token_ids.extend(prompt)
+    if options.producer == "torch":
+        request.copy_as = f"{name}-copy"
     result, seconds = await _migrated(ends, request)
     said = _said(result)
     limit.say(
@@ -177,6 +180,7 @@ async def _known(
         f"{said['hidden_fraction']:.4f}, exposed {said['exposed_handover_s']:.3f} s, "
         f"{said['continuation_verdict']}, drift {said['drift']:.2e}"
     )
+    name = result.session_id
     moved = await ends.taking.get(name)
     steps, _ = await _steps(ends.taking, moved, result.first_index, options.steps)
     await ends.taking.close_session(await ends.taking.get(name))
