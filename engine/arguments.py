@@ -168,4 +168,4 @@ def _known(config: Fields) -> _Known:
     model_type = config.get("model_type")
     if model_type not in _KNOWN:
         refuse("model_type", " or ".join(WRITTEN_DOWN), repr(model_type))
-    return _KNOWN[model_type]
+    return _KNOWN[str(model_type)]

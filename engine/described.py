@@ -7,7 +7,7 @@ find out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,6 +59,22 @@ class DescribedFolder:
     def vocab_size(self) -> int:
         """Number of logits."""
         return int(self.arguments["vocab_size"])
+
+    def first_layers(self, count: int, vocab_size: int) -> DescribedFolder:
+        """The same network, but its first ``count`` layers alone, in float32 and with few tokens.
+
+        It has no identity of its own: it is there to be computed and looked at.
+        """
+        changes: Arguments = {"num_hidden_layers": count, "vocab_size": vocab_size}
+        for name in ("layer_types", "layer_rope_theta"):
+            if name in self.arguments:
+                changes[name] = self.arguments[name][:count]
+        layers = self.layout.layers[:count]
+        return replace(
+            self,
+            arguments={**self.arguments, **changes},
+            layout=CacheLayout(layers, Encoding.F32LE, self.layout.max_context_tokens),
+        )
 
     def identity(self, chat_template: object) -> Identity:
         """As the loaded model states it, for a placeholder tenant.

@@ -15,6 +15,7 @@ from node.cli_bench import bench
 from node.cli_directory import directory
 from node.cli_pair import pair
 from node.cli_placement import drain, rebalance
+from node.cli_produce import produce
 from node.cli_serve import serve
 from node.cli_session import migrate, session
 from node.cli_trust import enroll, pin, pins, unpin
@@ -140,5 +141,6 @@ main.add_command(bench)
 main.add_command(directory)
 main.add_command(drain)
 main.add_command(migrate)
+main.add_command(produce)
 main.add_command(rebalance)
 main.add_command(session)

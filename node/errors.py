@@ -300,6 +300,23 @@ class ProbeError(NodeError):
     exit_code = EXIT_MISMATCH
 
 
+class ProducerCheckError(NodeError):
+    """Rows of another backend are not those that the model folder says: nothing was served.
+
+    Attributes:
+        field: Layer, role and what of them, such as ``layers[0].keys: rope layout``.
+        expected: What the layout says.
+        found: What the rows look like.
+    """
+
+    reason = "producer_check"
+    exit_code = EXIT_MISMATCH
+
+    def __init__(self, field: str, expected: object, found: object) -> None:
+        self.field, self.expected, self.found = field, expected, found
+        super().__init__(f"{field}: expected {expected}, found {found}")
+
+
 class ContextLengthError(NodeError):
     """A conversation or prompt does not fit into the context, and may not or cannot be shortened.
 

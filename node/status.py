@@ -47,6 +47,7 @@ CODES: Final[Mapping[type[KvpackError], grpc.StatusCode]] = {
     node_errors.ConsentError: _Code.FAILED_PRECONDITION,
     node_errors.ProtocolVersionError: _Code.FAILED_PRECONDITION,
     node_errors.ProbeError: _Code.FAILED_PRECONDITION,
+    node_errors.ProducerCheckError: _Code.FAILED_PRECONDITION,
     node_errors.SessionStateError: _Code.FAILED_PRECONDITION,
     node_errors.StaleTokenError: _Code.FAILED_PRECONDITION,
     node_errors.TransferStateError: _Code.FAILED_PRECONDITION,

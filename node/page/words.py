@@ -138,6 +138,7 @@ REFUSALS: Final[Mapping[str, str]] = {
     "peer_refused": "A node is not pinned for what it asked.",
     "peer_unavailable": "Another node did not answer.",
     "previous_response_not_found": "An earlier response was asked for that is not kept here.",
+    "producer_check": "The rows that another backend computes are not what the model says.",
     "probe_mismatch": "The first token came out differently, so nothing was installed.",
     "publish_failed": "Something could not be made durable.",
     "record_not_found": "A response or conversation was asked for that is not kept here.",
