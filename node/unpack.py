@@ -77,12 +77,9 @@ async def unpack(
             raise ConsentError(f"numerics.{name}: expected {ours}, found {theirs}")
         installer = await engine.call(engine.model.installer, manifest.position)
         parts = _Parts()
-        chunks = reader.chunks()
-        while (opened := await asyncio.to_thread(_next, chunks)) is not None:
-            if opened.reference.has_rows:
-                await asyncio.to_thread(_place, installer, binding, opened)
-            else:
-                parts.take(opened)
+        chunks = reader.passing_chunks()
+        while await asyncio.to_thread(_place_next, chunks, installer, binding, parts):
+            pass
         state, decoding = parts.require()
         exact = binding.owns(manifest.numerics)
         generation = await engine.call(installer.finish, manifest.schedule, mixed=not exact)
@@ -113,9 +110,15 @@ class _Parts:
         return self._state, self._decoding
 
 
-def _next(chunks: Iterator[OpenedChunk]) -> OpenedChunk | None:
-    return next(chunks, None)
-
-
-def _place(installer: Installer, binding: PackBinding, opened: OpenedChunk) -> None:
-    installer.scatter(tile_of(binding.layout, opened))
+def _place_next(
+    chunks: Iterator[OpenedChunk], installer: Installer, binding: PackBinding, parts: _Parts
+) -> bool:
+    """Open the next chunk and put its rows where they belong; False: there is none."""
+    opened = next(chunks, None)
+    if opened is None:
+        return False
+    if opened.reference.has_rows:
+        installer.scatter(tile_of(binding.layout, opened))
+    else:
+        parts.take(opened)
+    return True

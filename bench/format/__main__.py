@@ -15,12 +15,13 @@ from pathlib import Path
 
 from bench.format.memory import CASES, ZSTD_CASES, MemoryRow, peak_mib
 from bench.format.pack import make_pack
+from bench.format.restore import restore_rows
 from bench.format.speed import speed_rows
 from bench.format.turns import Row
 from bench.format.write import write_rows
 from kvpack.chunk import Codec
 
-PARTS = ("verify", "write", "memory")
+PARTS = ("verify", "write", "restore", "memory")
 
 
 @contextmanager
@@ -65,6 +66,8 @@ def main() -> None:
         with loaded(path) as data:
             if "verify" in parts:
                 rows += speed_rows(path, data, options.rounds)
+            if "restore" in parts:
+                rows += restore_rows(path, data, options.rounds)
             if "write" in parts:
                 written = write_rows(path, data, options.mib, options.rounds)
                 note, rows = (written, rows) if isinstance(written, str) else ("", rows + written)

@@ -92,7 +92,7 @@ def peak_mib(case: str, path: Path) -> float:
     return float(done.stdout)
 
 
-def _resident_peak_bytes() -> int:
+def resident_peak_bytes() -> int:
     """The most that this process ever had in memory."""
     status = Path("/proc/self/status")
     if status.exists():
@@ -107,9 +107,9 @@ def _resident_peak_bytes() -> int:
 def main() -> None:
     """Do one case and print its peak."""
     case, path = sys.argv[1:]
-    before = _resident_peak_bytes()
+    before = resident_peak_bytes()
     CASES[case](Path(path))
-    print((_resident_peak_bytes() - before) / (1 << 20))
+    print((resident_peak_bytes() - before) / (1 << 20))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -20,6 +21,7 @@ from bench.format.turns import Row, Thing, in_turns
 from kvpack.bundle import Depth
 from kvpack.bundle.in_order import THREADS_MAX
 from kvpack.bundle.payload import CACHED_PIECE_BYTES as PIECE_BYTES
+from kvpack.bundle.payload import SHARED_PIECE_BYTES
 from kvpack.verify import verify_bundle, verify_signature, verify_stream
 
 _NONCE = bytes(12)
@@ -31,6 +33,8 @@ AES_ALL = f"AES-256-GCM, {THREADS_MAX} threads"
 BLAKE3_1 = "BLAKE3, 1 thread"
 BLAKE3_ALL = "BLAKE3, all cores"
 READ_BLAKE3 = "read and BLAKE3, 1 thread"
+READ_AES = "read and AES-256-GCM, 1 thread"
+COPY = "copy in memory, 1 thread"
 FORWARD = "verify -, 1 thread"
 
 
@@ -43,14 +47,18 @@ def speed_rows(path: Path, data: memoryview, rounds: int) -> list[Row]:
 def speed_things(path: Path, data: memoryview) -> list[Thing]:
     """Verify at every depth, and the bare passes."""
     chunks = placed_chunks(path)
+    source = np.frombuffer(data, np.uint8)
+    target = np.ones_like(source)
     halves = chunks[: len(chunks) // 2], chunks[len(chunks) // 2 :]
     things = [
-        Thing(AES_1, lambda: _decrypt_pieces(data, chunks)),
+        Thing(AES_1, lambda: decrypt_pieces(data, chunks)),
         Thing(AES_WHOLE, lambda: _decrypt_whole(data, chunks)),
-        Thing(AES_ALL, lambda: _together([lambda h=h: _decrypt_pieces(data, h) for h in halves])),
+        Thing(AES_ALL, lambda: _together([lambda h=h: decrypt_pieces(data, h) for h in halves])),
         Thing(BLAKE3_1, lambda: blake3(data).digest()),
         Thing(BLAKE3_ALL, lambda: blake3(data, max_threads=blake3.AUTO).digest()),
         Thing(READ_BLAKE3, lambda: _read_and_hash(path)),
+        Thing(READ_AES, lambda: _read_and_decrypt(path, chunks)),
+        Thing(COPY, lambda: np.copyto(target, source)),
         Thing(FORWARD, lambda: _forward(path)),
     ]
     for threads in (1, THREADS_MAX):
@@ -70,6 +78,8 @@ def _pairs() -> list[tuple[str, str, float | None]]:
     one, all_cores = 1, THREADS_MAX
     pairs: list[tuple[str, str, float | None]] = [
         (_named("verify", one), AES_1, 0.6),
+        (_named("verify", one), COPY, 0.7),
+        (_named("verify", one), READ_AES, None),
         (_named("verify", one), AES_WHOLE, None),
         (_named("verify", all_cores), AES_1, None),
         (_named("verify", all_cores), AES_ALL, None),
@@ -108,7 +118,8 @@ def _decrypt_whole(data: memoryview, chunks: list[Placed]) -> None:
         )
 
 
-def _decrypt_pieces(data: memoryview, chunks: list[Placed]) -> None:
+def decrypt_pieces(data: memoryview, chunks: list[Placed]) -> None:
+    """A bare pass: every chunk of ``data`` decrypted in pieces into one small buffer."""
     plain = bytearray(PIECE_BYTES + _TAG_BYTES)
     for chunk in chunks:
         head = chunk.offset + chunk.header_bytes
@@ -126,6 +137,23 @@ def _read_and_hash(path: Path) -> None:
         while count := file.readinto(piece):
             hasher.update(piece[:count])
     hasher.digest()
+
+
+def _read_and_decrypt(path: Path, chunks: list[Placed]) -> None:
+    """Nothing but the two passes that a verification cannot do without."""
+    piece, plain = memoryview(bytearray(SHARED_PIECE_BYTES)), bytearray(SHARED_PIECE_BYTES + 16)
+    with io.FileIO(path) as file:
+        for chunk in chunks:
+            file.seek(chunk.offset)
+            header = file.read(chunk.header_bytes)
+            opener = Cipher(algorithms.AES(chunk.chunk_key), modes.GCM(_NONCE)).decryptor()
+            opener.authenticate_additional_data(header)
+            left = chunk.object_bytes - chunk.header_bytes - _TAG_BYTES
+            while left:
+                count = file.readinto(piece[: min(left, len(piece))])
+                opener.update_into(piece[:count], plain)
+                left -= count
+            opener.finalize_with_tag(file.read(_TAG_BYTES))
 
 
 def _together(works: list[Callable[[], object]]) -> None:

@@ -46,7 +46,7 @@ def write_rows(path: Path, data: memoryview, mib: int, rounds: int) -> list[Row]
     found = in_turns(things, rounds)
     _before(path.parent / "written" / "pack")
     return [
-        Row.of(found, STORED, DIRECT, 0.5, len(data)),
+        Row.of(found, STORED, DIRECT, 0.8, len(data)),
         Row.of(found, SEALED, DIRECT, None, len(data)),
         Row.of(found, SIGNED, DIRECT, None, len(data)),
     ]

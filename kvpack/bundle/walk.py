@@ -135,14 +135,18 @@ class ChunkWalk:
             self._source.fill(self._object[start:end])
         return self._object[:end].toreadonly()
 
-    def open(self, header: ChunkHeader, data: memoryview, where: str) -> OpenedChunk:
-        """Open the object that was read last; the plaintext is a value of its own.
+    def open(
+        self, header: ChunkHeader, data: memoryview, where: str, scratch: bytearray | None = None
+    ) -> OpenedChunk:
+        """Open the object that was read last.
+
+        The plaintext is a value of its own, or lies in ``scratch``, of ``encoded_bytes`` or more.
 
         Raises:
             AuthenticationError: The tag or the encoded digest does not match.
             FormatError: The codec's frame is not what was sealed.
         """
-        return decrypt(self.key(header.reference.epoch), header, data, where)
+        return decrypt(self.key(header.reference.epoch), header, data, where, scratch)
 
     def check(self, header: ChunkHeader, where: str, depth: Depth) -> None:
         """Read and check the rest of the object whose header was read last; release nothing.
