@@ -19,6 +19,7 @@ from blake3 import blake3
 from kvpack.wire import encode_numerics
 from node.chat.render import Renderer
 from node.config import Address
+from node.economics.book import Book
 from node.errors import UsageError
 from node.records import Records
 from node.serving.conversations import Conversations
@@ -43,6 +44,9 @@ log = logging.getLogger(__name__)
 
 #: Inside a data folder: what the node remembers of its clients.
 RECORDS: Final = "records.sqlite"
+
+#: And how long cuts took to compute and to bring back.
+ECONOMICS: Final = "economics.sqlite"
 
 #: How long answers that are still running after the drain have to end: one engine call.
 _END_S: Final = 0.0
@@ -139,11 +143,14 @@ def _keep_rows(
     """Who keeps rows, if this node keeps any: until the stack ends."""
     if node.tier is None:
         return None
+    book = Book(config.data_dir / ECONOMICS)
     rows = RowLadder(
         engine, tenants.binding, node.tier.store, config.store, config.serving.cache_bytes,
-        busy=lambda: engine.pace.is_busy,
+        busy=lambda: engine.pace.is_busy, book=book,
     )  # fmt: skip
     rows.start()
+    # Closed after it: what is still measured is still written down.
+    stack.push_async_callback(asyncio.to_thread, book.close)
     stack.push_async_callback(rows.close)
     return rows
 

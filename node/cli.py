@@ -13,6 +13,7 @@ from kvpack.errors import EXIT_INTERRUPTED, KvpackError
 from node.cli_apikey import apikey
 from node.cli_bench import bench
 from node.cli_directory import directory
+from node.cli_economics import economics
 from node.cli_pair import pair
 from node.cli_placement import drain, rebalance
 from node.cli_produce import produce
@@ -140,6 +141,7 @@ main.add_command(apikey)
 main.add_command(bench)
 main.add_command(directory)
 main.add_command(drain)
+main.add_command(economics)
 main.add_command(migrate)
 main.add_command(produce)
 main.add_command(rebalance)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.errors import TornGenerationError
 from kvpack.errors import KvpackError
 from kvpack.store import HoldKind
+from node.economics.values import Prefill
 from node.errors import SessionStateError
 from node.serving.access import Access, Alone, Owned
 from node.serving.order import Fallback, MissReason, Prefilled, Rung, SessionRef
@@ -48,6 +50,30 @@ class Start:
     fallback: Fallback = Fallback.NONE
 
 
+class _Clock:
+    """How long the prefill of one stream has taken."""
+
+    __slots__ = ("prefill",)
+
+    def __init__(self) -> None:
+        self.prefill: Prefill | None = None
+
+    def note(self, first: int, tokens: int, wall_s: float, engine_s: float) -> None:
+        """One call. One that does not go on where the last one ended begins anew."""
+        so_far = self.prefill
+        if so_far is not None and so_far.first + so_far.computed_tokens == first:
+            first, tokens = so_far.first, so_far.computed_tokens + tokens
+            wall_s, engine_s = so_far.wall_s + wall_s, so_far.engine_s + engine_s
+        self.prefill = Prefill(first, tokens, wall_s, engine_s)
+
+
+def _timed(stream: Stream, call_tokens: int) -> float:
+    """One prefill call; the seconds that it took. Runs on the engine's thread."""
+    began = time.perf_counter()
+    stream.prefill_next(call_tokens)
+    return time.perf_counter() - began
+
+
 class Opening:
     """The beginning of one answer in one slot.
 
@@ -64,6 +90,7 @@ class Opening:
         self._order = run.order
         self._slot = slot
         self._pinned: Session | None = None
+        self._clock = _Clock()
 
     async def begin(self) -> Access:
         """Find the stream that the answer is made in; it knows the whole context on return.
@@ -103,18 +130,21 @@ class Opening:
                     return
                 size = await self._prefill_call(stream)
                 self._tools.counts.prefilled_tokens += size
+                spent = self._clock.prefill
                 if stream.is_worked_off:
                     # The boundary call overwrites a ring's oldest row: this is the last moment.
-                    await self.trail.cut(HoldKind.PROMPT)
+                    await self.trail.cut(HoldKind.PROMPT, spent)
                 elif self.trail.due(stream.position):
-                    await self.trail.cut(HoldKind.CADENCE)
+                    await self.trail.cut(HoldKind.CADENCE, spent)
                 position = stream.position
             self._tell(position)
 
     async def _prefill_call(self, stream: Stream) -> int:
+        first, began = stream.position, time.perf_counter()
         async with self._tools.call.engine.pace.prefill_turn() as grid_tokens:
             size = stream.backlog_call(grid_tokens)
-            await self._tools.call(stream.prefill_next, size)
+            engine_s = await self._tools.call(_timed, stream, size)
+        self._clock.note(first, size, time.perf_counter() - began, engine_s)
         return size
 
     def _tell(self, computed: int) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from engine import Generation
     from kvpack.store import HoldKind
     from kvpack.store.grid import SealedGrid
+    from node.economics.values import Prefill
     from node.engine_thread import EngineThread
     from node.stream import Stream
 
@@ -67,13 +68,17 @@ class Trail(Protocol):
     def due(self, position: int) -> bool:
         """Whether a cut belongs at ``position`` whatever is there. Cheap: asked for each token."""
 
-    async def cut(self, kind: HoldKind) -> None:
+    async def cut(self, kind: HoldKind, prefill: Prefill | None = None) -> None:
         """Take a cut of the stream where it stands now.
 
         On return all that a next call would overwrite is copied; the rest follows in the
         background, without the stream's lock. What cannot be kept is counted and dropped: no
         failure to keep is raised, a torn generation is. The caller makes no engine call of this
         stream meanwhile.
+
+        Args:
+            kind: Why.
+            prefill: How long its rows took to compute; None: that was not measured.
 
         Raises:
             TornGenerationError: A forward call of the stream stopped half way.
@@ -120,7 +125,7 @@ class NoTrail:
         """Never."""
         return False
 
-    async def cut(self, kind: HoldKind) -> None:
+    async def cut(self, kind: HoldKind, prefill: Prefill | None = None) -> None:
         """Nothing."""
 
     def end(self) -> None:

@@ -15,6 +15,7 @@ from node.serving.ladder.line import Line
 
 if TYPE_CHECKING:
     from engine import Generation
+    from node.economics.values import Prefill
     from node.engine_thread import EngineThread
 
 #: Rows that one call copies on the engine's thread: whoever decodes waits that long.
@@ -37,6 +38,7 @@ class Capture:
         states: Plaintext of SESSION and SAMPLER chunks; empty for a text of nobody's session.
         indexed: Whether other texts may begin from it.
         done: Told the cut's id, or why there is none; None: nobody has to know which.
+        prefill: How long its rows took to compute; None: not measured.
         settled: Set when it is durable or given up.
     """
 
@@ -51,6 +53,7 @@ class Capture:
     states: Mapping[ChunkClass, bytes]
     indexed: bool = True
     done: asyncio.Future[bytes] | None = None
+    prefill: Prefill | None = None
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

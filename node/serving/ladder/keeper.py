@@ -26,12 +26,14 @@ from node.serving.ladder.collector import Collector
 from node.serving.ladder.lineages import Lineages
 from node.serving.ladder.pace import Pace
 from node.serving.ladder.resident import Resident
+from node.serving.ladder.restore import state_bytes
 from node.serving.ladder.writing import CutWriting, Written, tools
 from node.unexpected import unexpected
 
 if TYPE_CHECKING:
     from kvpack.keys import EpochKey
     from kvpack.store import ObjectStore
+    from node.economics.book import Book
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class Keeper:
         pace: How hard to work.
         lineages: Told what is held.
         accounts: What came of it is counted there.
+        book: Where measured times go; None: nowhere.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Keeper:
         pace: Pace,
         lineages: Lineages,
         accounts: Accounts,
+        book: Book | None = None,
     ) -> None:
         self._store = store
         self._budget = budget
@@ -84,6 +88,7 @@ class Keeper:
         self.pace = pace
         self._lineages = lineages
         self._accounts = accounts
+        self._book = book
         self._collector = Collector(store, budget)
         self._waiting: asyncio.Queue[Capture | Reuse] = asyncio.Queue(WAITING_MAX)
         self._waiting_bytes = 0
@@ -278,6 +283,10 @@ class Keeper:
         self._note(capture, written)
         if capture.done is not None and not capture.done.done():
             capture.done.set_result(written.cut_id)
+        if self._book is not None and capture.prefill is not None:
+            size = state_bytes(capture.line.layout, written.references)
+            at, prefill = capture.position, capture.prefill
+            await self.pace.off_loop(self._book.computed, written.cut_id, at, size, prefill)
 
     async def _make_room(self, error: StoreFullError) -> None:
         """Collect for what did not fit; not again soon where that was of no use."""

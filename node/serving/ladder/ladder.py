@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from kvpack.errors import KvpackError
 from kvpack.store import Budget, HoldKind, NotStoredError, cuts_of
+from node.economics.values import Tier
 from node.errors import ConsentError, NodeBusyError, SessionStateError
 from node.pace import CALL_TOKENS
 from node.packs import state_bytes
@@ -39,6 +41,7 @@ from node.tier import lineage_of
 if TYPE_CHECKING:
     from kvpack.store import CutReader, ObjectStore
     from node.binding import PackBinding
+    from node.economics.book import Book
     from node.engine_thread import EngineThread
     from node.stream import Stream
 
@@ -72,9 +75,11 @@ class RowLadder:
         resident_bytes: Plaintext of chunks that stays in memory.
         busy: Whether answers are being made, so that the background holds back; None: while
             somebody decodes.
+        book: Where measured times go; None: nowhere.
 
     Attributes:
         accounts: What is counted.
+        book: The same.
     """
 
     def __init__(
@@ -85,11 +90,13 @@ class RowLadder:
         budget: Budget | None = None,
         resident_bytes: int = RESIDENT_BYTES,
         busy: Callable[[], bool] | None = None,
+        book: Book | None = None,
     ) -> None:
         self._engine = engine
         self._bindings = bindings
         self._store = store
         self.accounts = Accounts()
+        self.book = book
         self._resident = Resident(resident_bytes)
         # Of its own: a store that hangs must not take the threads of records and directory.
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="cuts")
@@ -98,7 +105,7 @@ class RowLadder:
         self._keeper = Keeper(
             store, budget or Budget(), self._resident,
             Pace(engine, self._somebody_decodes if busy is None else busy),
-            self._lineages, self.accounts,
+            self._lineages, self.accounts, book,
         )  # fmt: skip
 
     def _somebody_decodes(self) -> bool:
@@ -320,11 +327,23 @@ class RowLadder:
 
     async def _restored(self, binding: PackBinding, reader: CutReader) -> RestoredRows:
         restoring = Restoring(self._engine, binding, reader, self._resident, self._readers)
+        began = time.perf_counter()
         rows = await restoring.run()
+        self._note(reader, rows, time.perf_counter() - began)
         self.accounts.restored_bytes += rows.plain_bytes
         self.accounts.restored_tokens += reader.cut.position
         self.accounts.memory_bytes += rows.memory_bytes
         return rows
+
+    def _note(self, reader: CutReader, rows: RestoredRows, seconds: float) -> None:
+        """Write down how long it took; nobody waits for that."""
+        if self.book is None or self._is_closed:
+            return
+        tier = Tier.DISK if rows.disk_bytes else Tier.MEMORY
+        cut = reader.cut
+        self._readers.submit(
+            self.book.restored, cut.cut_id, cut.position, rows.plain_bytes, tier, seconds
+        )
 
     def _base(
         self, binding: PackBinding, found: Found, reader: CutReader, rows: RestoredRows

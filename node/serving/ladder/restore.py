@@ -17,6 +17,7 @@ from node.serving.ladder.resident import Resident
 
 if TYPE_CHECKING:
     from engine import Generation, Installer
+    from kvpack.layout import CacheLayout
     from node.binding import PackBinding
     from node.engine_thread import EngineThread
 
@@ -93,7 +94,7 @@ class Restoring:
             await asyncio.gather(ahead, return_exceptions=True)
         mixed = not self._binding.owns(manifest.numerics)
         generation = await engine.call(installer.finish, manifest.schedule, mixed=mixed)
-        plain = sum(ref.used_spec().data_bytes(self._layout) for ref in rows)
+        plain = state_bytes(self._layout, rows)
         return RestoredRows(generation, plain, self._memory_bytes, self._disk_bytes)
 
     def _ahead(self, references: Sequence[ChunkReference]) -> asyncio.Future[list[Tile]]:
@@ -114,6 +115,11 @@ class Restoring:
             whole = tile_of(self._layout, self._reader.open(reference))
             self._resident.put(reference.seal_id, whole.data)
         return trim_tile(self._layout, whole, reference.used_spec())
+
+
+def state_bytes(layout: CacheLayout, references: Sequence[ChunkReference]) -> int:
+    """Plaintext of the rows that count, as a manifest's references say."""
+    return sum(ref.used_spec().data_bytes(layout) for ref in references if ref.has_rows)
 
 
 def _batches(references: Sequence[ChunkReference]) -> Iterator[list[ChunkReference]]:

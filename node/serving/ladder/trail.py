@@ -20,6 +20,7 @@ from node.serving.ladder.line import Line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from node.economics.values import Prefill
     from node.engine_thread import EngineThread
     from node.stream import Stream
 
@@ -68,7 +69,7 @@ class RowTrail:
         """See :class:`node.serving.reuse.Trail`."""
         return position % self._cadence_tokens == 0 and position != self._line.cut_position
 
-    async def cut(self, kind: HoldKind) -> None:
+    async def cut(self, kind: HoldKind, prefill: Prefill | None = None) -> None:
         """See :class:`node.serving.reuse.Trail`."""
         stream, line = self._stream, self._line
         if stream is None or stream.position < 1:
@@ -81,7 +82,7 @@ class RowTrail:
             self._keeper.drop()
             return
         try:
-            self._keeper.hand_in(await self._capture(stream, kind, {}))
+            self._keeper.hand_in(await self._capture(stream, kind, {}, prefill=prefill))
         except KvpackError as error:
             from engine import TornGenerationError
 
@@ -116,6 +117,7 @@ class RowTrail:
         kind: HoldKind,
         states: Mapping[ChunkClass, bytes],
         done: asyncio.Future[bytes] | None = None,
+        prefill: Prefill | None = None,
     ) -> Capture:
         """Copy what the next call would overwrite."""
         generation, position = stream.generation, stream.position
@@ -130,8 +132,9 @@ class RowTrail:
                 line.give_up()
             raise
         return Capture(
-            line, version, kind, position, token_ids, schedule, generation, rings, states, done=done
-        )
+            line, version, kind, position, token_ids, schedule, generation, rings, states,
+            done=done, prefill=prefill,
+        )  # fmt: skip
 
     def end(self) -> None:
         """See :class:`node.serving.reuse.Trail`."""

@@ -142,7 +142,7 @@ class WatchedTrail(NoTrail):
     def due(self, position):
         return position % self._cadence == 0
 
-    async def cut(self, kind: HoldKind):
+    async def cut(self, kind: HoldKind, prefill=None):
         position = self._stream.position
         await asyncio.sleep(0)
         assert self._stream.position == position

@@ -1,0 +1,1 @@
+"""What kept rows cost and save: times that this node measured, and nothing else."""
