@@ -14,8 +14,9 @@ import threading
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final
 
+from node.config import Address
 from node.dataplane import blocking
-from node.dataplane.frames import TAKEN_BYTES, DisturbedError, Tags
+from node.dataplane.frames import HELLO_BYTES, TAKEN_BYTES, DisturbedError, Tags
 from node.dataplane.offered import Offered
 from node.errors import PeerUnavailableError
 from node.migration.wire import Meter
@@ -77,21 +78,21 @@ class SocketCall:
         self._answered.cancel()
 
     async def _open(self) -> None:
-        address = self._offered.address
-        connection: socket.socket | None = None
         try:
             async with asyncio.timeout(CONNECT_S):
-                connection = await _connect(address.host, address.port)
+                connection = await _connect(self._offered.address)
                 self.reached = True
-                await self._loop.sock_sendall(connection, self._offered.hello())
-            blocking.prepare(connection)
-            blocking.limit(connection, socket.SO_RCVTIMEO, blocking.STALL_S)
+                try:
+                    await self._loop.sock_sendall(connection, self._offered.hello())
+                    blocking.prepare(connection)
+                    blocking.limit(connection, socket.SO_RCVTIMEO, blocking.STALL_S)
+                except BaseException:
+                    connection.close()
+                    raise
         except OSError as error:
-            if connection is not None:
-                connection.close()
             raise self._broken(error) from None
         self._connection = connection
-        self._meter.wire_bytes += len(self._offered.hello())
+        self._meter.wire_bytes += HELLO_BYTES
         threading.Thread(
             target=self._send_all, args=(connection,), name="data plane", daemon=True
         ).start()
@@ -151,14 +152,14 @@ class SocketCall:
         self._room.release()
 
 
-async def _connect(host: str, port: int) -> socket.socket:
+async def _connect(address: Address) -> socket.socket:
     """A connected socket, not blocking.
 
     Raises:
         OSError: Nobody listens there, or there is no such host.
     """
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, place = found[0]
     connection = socket.socket(family, kind, protocol)
     try:

@@ -87,6 +87,10 @@ class Book:
         inbound = self._inbound.get(key)
         return 0 if inbound is None or inbound.minor < PLANES else inbound.receiver.objects
 
+    async def _refuse(self, inbound: Inbound, error: KvpackError) -> None:
+        async with inbound.lock:
+            await self._give_up_piece(inbound, error)
+
     async def _give_up_piece(self, inbound: Inbound, error: KvpackError) -> None:
         """A piece was refused, and with it the transfer.
 

@@ -366,10 +366,6 @@ class Transfers(Book):
             await to_the_end(self._refuse(inbound, error))
             raise
 
-    async def _refuse(self, inbound: Inbound, error: KvpackError) -> None:
-        async with inbound.lock:
-            await self._give_up_piece(inbound, error)
-
     async def _take(self, inbound: Inbound, number: int, piece: Piece) -> None:
         async with inbound.lock:
             inbound.require_stream(number)

@@ -47,11 +47,13 @@ class Wire:
         there: The plane.
         change: Given the number of the connection and the bytes from the source, at their offset,
             gives what goes on; None breaks the link.
+        answer: The same for the bytes from the target.
     """
 
-    def __init__(self, there: Address, change) -> None:
+    def __init__(self, there: Address, change=None, answer=None) -> None:
         self._there = there
-        self._change = change
+        self._change = change or (lambda number, offset, data: data)
+        self._answer = answer or (lambda number, offset, data: data)
         self.connections = 0
         self.seen: list[bytearray] = []
 
@@ -67,8 +69,8 @@ class Wire:
         self.seen.append(seen)
         there, back = await asyncio.open_connection(self._there.host, self._there.port)
         ways = [
-            asyncio.create_task(self._carry(reader, back, number, seen)),
-            asyncio.create_task(self._back(there, writer)),
+            asyncio.create_task(_carry(reader, back, number, seen, self._change)),
+            asyncio.create_task(_carry(there, writer, number, bytearray(), self._answer)),
         ]
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         for way in ways:
@@ -76,22 +78,18 @@ class Wire:
         writer.transport.abort()
         back.transport.abort()
 
-    async def _carry(self, reader, writer, number, seen):
-        while data := await reader.read(1 << 14):
-            offset = len(seen)
-            seen += data
-            changed = self._change(number, offset, bytearray(data))
-            if changed is None:
-                return
-            writer.write(changed)
-            await writer.drain()
-        # As TCP does: the end of one way says nothing of the other.
-        await asyncio.sleep(3600)
 
-    async def _back(self, reader, writer):
-        while data := await reader.read(1 << 14):
-            writer.write(data)
-            await writer.drain()
+async def _carry(reader, writer, number, seen, change):
+    while data := await reader.read(1 << 14):
+        offset = len(seen)
+        seen += data
+        changed = change(number, offset, bytearray(data))
+        if changed is None:
+            return
+        writer.write(changed)
+        await writer.drain()
+    # The end of one way says nothing of the other; but somebody who closed takes no answer.
+    await asyncio.sleep(0.5)
 
 
 __all__ = ["Plane", "Wire", "intake_of", "offering", "redirect", "two"]
