@@ -21,7 +21,7 @@ from node.pb.v1 import session_pb2 as pb
 from node.shipped import find_shipped
 from node.trust import Role, pin
 
-SECONDS = 280.0
+SECONDS = 540.0
 
 STEPS = 256
 
