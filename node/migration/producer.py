@@ -326,6 +326,9 @@ async def _offer(
     queue: asyncio.Queue[Loaded | None], item: Loaded | None, consumer: asyncio.Task[Any]
 ) -> None:
     """Put ``item`` into the queue, unless the consumer has ended: then raise what ended it."""
+    if not queue.full() and not consumer.done():
+        queue.put_nowait(item)
+        return
     put = asyncio.ensure_future(queue.put(item))
     try:
         await asyncio.wait({put, consumer}, return_when=asyncio.FIRST_COMPLETED)
