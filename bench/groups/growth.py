@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.format.pack import KEYRING, make_pack
+from bench.format.restore import restored
 from bench.groups import Order
-from bench.groups.memory import restored
 from bench.kvnode import OURS, bench_move, sample_of_move, sample_of_push
 from bench.measured import Contender, Sample
 from bench.payload import kv_bytes

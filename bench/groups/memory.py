@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from bench.format.__main__ import loaded
-from bench.format.pack import HEADER, KEY, KEYRING, LAYOUT, make_pack
+from bench.format.pack import HEADER, KEY, LAYOUT, make_pack
+from bench.format.restore import FLOOR, LOAD, RESTORE, restore_things, restored
 from bench.format.speed import AES_1, BLAKE3_1, speed_things
 from bench.groups import Order
 from bench.measured import NOT_INSTALLED, Contender, Sample
@@ -22,8 +22,7 @@ from bench.payload import kv_bytes, noise_file
 from bench.peers import lmcache
 from bench.peers.pair import peer_turns, stored
 from bench.turns import NoFigureError, Turn, in_process
-from kvpack.bundle import BundleReader
-from kvpack.chunk import Codec, SealContext, seal_tile, tile_of
+from kvpack.chunk import Codec, SealContext, seal_tile
 from kvpack.snapshot import Tile, cut_tile_specs
 
 GROUP = "memory"
@@ -37,6 +36,13 @@ _VERIFY = {
     "verify, 1 thread": ("verify", "kvpack verify, one thread", "copy"),
     "verify, 2 threads": ("verify_2", "kvpack verify, two threads", "copy"),
     "verify --deep, 2 threads": ("verify_deep_2", "kvpack verify --deep, two threads", "copy"),
+}
+
+
+_RESTORE = {
+    FLOOR: ("floor", "AES-256-GCM and then a copy, one thread", "copy"),
+    RESTORE: ("restore", "kvpack restore: pack to a generation", "mlx_lm_load"),
+    LOAD: ("mlx_lm_load", "mlx-lm load_prompt_cache and eval, which checks nothing", "copy"),
 }
 
 
@@ -54,7 +60,7 @@ def turns(order: Order) -> Iterator[Turn]:
         if thing.name in _VERIFY:
             name, title, against = _VERIFY[thing.name]
             yield _turn(name, title, against, len(data), thing.work)
-    yield from _engine_turns(order, path)
+    yield from _engine_turns(path, data)
     payload = noise_file(order.folder / "payload", kv_bytes(order.tokens))
     yield from peer_turns(
         "lmcache", lmcache.VARIANTS, GROUP, "copy", payload, order.folder, stored
@@ -74,10 +80,10 @@ def _encrypt(data: memoryview) -> None:
         cipher.encrypt_into(number.to_bytes(12, "big"), piece, None, out[: len(piece) + 16])
 
 
-def _engine_turns(order: Order, path: Path) -> Iterator[Turn]:
+def _engine_turns(path: Path, data: memoryview) -> Iterator[Turn]:
     """What needs MLX."""
     try:
-        import mlx.core as mx
+        import mlx.core  # noqa: F401
     except ImportError as error:
         reason = str(error)
         for name in ("snapshot", "seal", "restore", "mlx_lm_load"):
@@ -103,38 +109,9 @@ def _engine_turns(order: Order, path: Path) -> Iterator[Turn]:
         lambda: [seal_tile(context, tile, Codec.ZSTD_SPLIT, element_bytes=2) for tile in tiles],
         _SEALED,
     )  # fmt: skip
-    yield _turn(
-        "restore", "kvpack restore: pack to a generation", "mlx_lm_load", size,
-        lambda: restored(path), _SEALED,
-    )  # fmt: skip
-
-    from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
-
-    from bench.peers.mlx_lm import made_cache
-
-    saved = order.folder / "cache.safetensors"
-    caches = made_cache(position + 1)
-    save_prompt_cache(str(saved), caches)
-    caches.clear()
-
-    def load() -> None:
-        mx.eval([cache.state for cache in load_prompt_cache(str(saved))])
-
-    yield _turn("mlx_lm_load", "mlx-lm load_prompt_cache and eval", "copy", size, load, "nothing")
-
-
-def restored(path: Path) -> Any:
-    """A generation of the rows in the pack, every chunk opened and every row in its plane."""
-    from bench.engine.models import NoNetwork
-    from engine import Installer, PlaneLayout
-
-    network = NoNetwork(LAYOUT, PlaneLayout.HEAD_MAJOR)
-    with BundleReader.open(path, KEYRING) as reader:
-        installer = Installer(network, reader.manifest.position)
-        for opened in reader.chunks():
-            if opened.reference.has_rows:
-                installer.scatter(tile_of(LAYOUT, opened))
-        return installer.finish(reader.manifest.schedule)
+    for thing in restore_things(path, data):
+        if thing.name in _RESTORE:
+            yield _turn(*_RESTORE[thing.name], len(data), thing.work)
 
 
 def _refuse(reason: str) -> dict[str, Sample]:
