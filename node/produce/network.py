@@ -101,7 +101,8 @@ class Placing:
             raise UsageError(f"--device {named}: expected cuda, cuda:N or cpu")
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise UsageError(f"--device {named}: torch {torch.__version__} finds no such device")
-        return device
+        # By number: torch makes none current that has no number.
+        return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 class HostRows:
