@@ -1,9 +1,10 @@
 """Rows between planes in a GPU's memory and tiles in the host's, by plain copies.
 
-Reading. The rows of several tiles are gathered on the GPU, in the tiles' own order, into one of two
-staging arrays; from there each tile is one copy into host memory. While one array is copied out,
-the next is filled. The planes are only read, by the same kind of operation that attention reads
-them with: nothing of the host's ever touches their pages, so the next step finds them in place.
+Reading. The rows of several tiles are gathered on the GPU, in the tiles' own order, into one of
+three staging arrays; from there they are one copy into host memory. While one array is copied out,
+the next is filled and the one after it is asked for. The planes are only read, by the same kind of
+operation that attention reads them with: nothing of the host's ever touches their pages, so the
+next step finds them in place.
 
 Writing. A buffer that is being installed belongs to nobody else and is evaluated, so rows go into
 it by address, from any thread. Heads are set apart on the host, in page-locked memory.
@@ -38,8 +39,11 @@ from engine.tile_runs import TileRun, tile_runs
 from kvpack.layout import CacheLayout
 from kvpack.snapshot import TileSpec
 
-#: Bytes of one of the two staging arrays of a thread, in the GPU's memory.
+#: Bytes of one of a thread's staging arrays, in the GPU's memory.
 STAGING_BYTES: Final = 16 << 20
+
+#: One is copied out, one is being filled, one is asked for.
+_STAGES: Final = 3
 
 _WORD: Final = 2
 _SPARE_WORDS: Final = 4096
@@ -107,14 +111,13 @@ class DeviceCopier:
         Raises:
             RowsNotLiveError: As for :meth:`read`, also BackendError.
         """
-        found: dict[int, HostBytes] = {}
         stages = self._stages()
+        ordinary = _Ordinary(sum(run.tile_bytes * len(run.indices) for run in runs))
+        found: dict[int, HostBytes] = {}
         before: _Stage | None = None
         try:
             for turn, run in enumerate(runs):
-                stage = stages[turn % 2]
-                if before is not None:
-                    self._begin(before, found)
+                stage = stages[turn % _STAGES]
                 # What was copied out of this array must be gone before it is filled again.
                 stage.lane.wait()
                 words = gathered(planes, run).view(mx.uint16)
@@ -122,9 +125,12 @@ class DeviceCopier:
                 stage.run = run
                 del words
                 mx.async_eval(stage.array)  # type: ignore[no-untyped-call]
+                # Only now: the card fills this one while the one before it is waited for.
+                if before is not None:
+                    self._begin(before, ordinary, found)
                 before = stage
             if before is not None:
-                self._begin(before, found)
+                self._begin(before, ordinary, found)
         finally:
             # Also after an error: nobody may free memory that is being copied into.
             for stage in stages:
@@ -134,22 +140,27 @@ class DeviceCopier:
         mx.synchronize()
         return [found[index] for index in sorted(found)]
 
-    def _begin(self, stage: _Stage, found: dict[int, HostBytes]) -> None:
-        """Begin to copy what is staged, each tile to a place of its own."""
+    def _begin(self, stage: _Stage, ordinary: _Ordinary, found: dict[int, HostBytes]) -> None:
+        """Begin to copy what is staged, its tiles one behind the other."""
         run = stage.run
         if run is None:
             raise RuntimeError("nothing is staged")
         mx.eval(stage.array)
-        source = address_of(stage.array)
+        size = run.tile_bytes * len(run.indices)
+        data = self.pool.take_pinned(size)
+        if data is None:
+            data = ordinary.take(size)
+        else:
+            ordinary.spare(size)
         for number, index in enumerate(run.indices):
-            data = self.pool.take(run.tile_bytes)
-            found[index] = data
-            stage.lane.to_host(data.ctypes.data, source + number * run.tile_bytes, run.tile_bytes)
+            found[index] = data[number * run.tile_bytes : (number + 1) * run.tile_bytes]
+        if size:
+            stage.lane.to_host(data.ctypes.data, address_of(stage.array), size)
 
     def _stages(self) -> list[_Stage]:
         stages: list[_Stage] | None = getattr(self._local, "stages", None)
         if stages is None:
-            stages = [self._new_stage() for _ in range(2)]
+            stages = [self._new_stage() for _ in range(_STAGES)]
             self._local.stages = stages
         return stages
 
@@ -195,6 +206,29 @@ class DeviceCopier:
         if not self._memory.reaches(address):
             raise BackendError("MLX's arrays are not memory that both host and GPU can name")
         return address
+
+
+class _Ordinary:
+    """Ordinary memory of one read, in one piece: the system gives large pieces in large pages."""
+
+    __slots__ = ("_left", "_memory", "_used")
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._memory: HostBytes | None = None
+        self._used = 0
+
+    def spare(self, size: int) -> None:
+        """So much was found elsewhere."""
+        if self._memory is None:
+            self._left -= size
+
+    def take(self, size: int) -> HostBytes:
+        """The next ``size`` bytes."""
+        if self._memory is None:
+            self._memory = np.empty(self._left, np.uint8)
+        self._used += size
+        return self._memory[self._used - size : self._used]
 
 
 class Writer:

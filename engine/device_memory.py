@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -77,33 +77,55 @@ class HostPool:
     Any thread may take, and memory comes back by itself when nobody refers to it any more.
     """
 
-    __slots__ = ("_free", "_slab_bytes")
+    __slots__ = ("_busy", "_first", "_lock", "_slab_bytes")
 
     def __init__(self, memory: DeviceMemory, total_bytes: int, slab_bytes: int) -> None:
         self._slab_bytes = slab_bytes
         count = total_bytes // slab_bytes
-        first = memory.pinned(count * slab_bytes) if count else 0
-        self._free = deque(first + index * slab_bytes for index in range(count) if first)
+        self._first = memory.pinned(count * slab_bytes) if count else 0
+        self._busy = [not self._first] * count
+        self._lock = threading.Lock()
 
     @property
     def free_slabs(self) -> int:
         """Pieces that nobody holds."""
-        return len(self._free)
+        return self._busy.count(False)
 
     def take(self, size: int) -> HostBytes:
         """Writable memory of ``size`` bytes; what is in it is left over from others."""
-        if not 0 < size <= self._slab_bytes:
-            return np.empty(size, np.uint8)
-        try:
-            address = self._free.pop()
-        except IndexError:
-            return np.empty(size, np.uint8)
+        words = self.take_pinned(size)
+        return np.empty(size, np.uint8) if words is None else words
+
+    def take_pinned(self, size: int) -> HostBytes | None:
+        """As :meth:`take`, page-locked; None where no such piece is free."""
+        count = -(-size // self._slab_bytes)
+        with self._lock:
+            first = self._find(count) if count else None
+            if first is None:
+                return None
+            self._busy[first : first + count] = [True] * count
+        address = self._first + first * self._slab_bytes
         piece = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
         words: HostBytes = np.frombuffer(piece, np.uint8)
         # Views keep ``words``, so this runs when the last of them is gone. Not at exit: the memory
         # goes with the process.
-        weakref.finalize(words, self._free.append, address).atexit = False
+        weakref.finalize(words, self._free, first, count).atexit = False
         return words
+
+    def _find(self, count: int) -> int | None:
+        """The first of ``count`` free pieces side by side."""
+        free = 0
+        for index, busy in enumerate(self._busy):
+            free = 0 if busy else free + 1
+            if free == count:
+                return index + 1 - count
+        return None
+
+    def _free(self, first: int, count: int) -> None:
+        # Without the lock: a collection may run this on a thread that holds it, and a list's
+        # items are set one by one.
+        for index in range(first, first + count):
+            self._busy[index] = False
 
 
 def cuda_memory() -> DeviceMemory:
