@@ -62,14 +62,16 @@ def manifest_blob(
     mixed: bool,
 ) -> bytes:
     """The sealed manifest of a cut of this node; ``mixed``: not all of its rows are its own."""
-    known = references if isinstance(references, KnownReferences) else None
+    known, named = None, references
+    if isinstance(named, KnownReferences):
+        known, named = named, named.references
     component = Component(ComponentKind.TARGET, binding.context.identity_digest)
     manifest = Manifest(
         producer=Producer.ENGINE,
         position=position,
         numerics=binding.stated(mixed=mixed),
         schedule=schedule,
-        references=references.references if known is not None else references,
+        references=named,
         components=(component,),
     )
     return seal_manifest(binding.key, binding.header_bytes, manifest, known=known)
