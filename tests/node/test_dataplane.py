@@ -269,6 +269,7 @@ def test_a_grpc_stream_that_is_disturbed_goes_on_where_it_was(world):
     run(work(), 120.0)
 
 
+@pytest.mark.slow
 def test_what_arrived_before_a_stream_broke_is_kept(world, monkeypatch):
     sizes, answers = [], []
     require_answer = versions.require_answer
@@ -347,6 +348,7 @@ def test_a_plane_that_leads_to_the_mtls_port_ends_in_mtls(world, plane):
     run(work())
 
 
+@pytest.mark.slow
 def test_what_a_stranger_says_in_the_targets_place_ends_no_move(world):
     """A server without TLS that answers with a word by which a real target ends a transfer."""
 

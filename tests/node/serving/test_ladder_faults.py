@@ -347,7 +347,8 @@ def test_a_store_that_cannot_be_read_is_a_miss(laddered, monkeypatch):
         def broken(*_, **__):
             raise StoreError("no")
 
-        monkeypatch.setattr(place.ladder._store, "list", broken)
+        for look in ("list", "scan", "entries"):
+            monkeypatch.setattr(place.ladder._store, look, broken)
         base = await place.ladder.begin("ours", turn.stream.token_ids)
         assert (base.position, base.miss) == (0, MissReason.DAMAGED)
 
