@@ -26,9 +26,9 @@ from node.placement.moving import fleet_of, held_by, move_one, named
 from node.placement.values import NodeState, Plan, Step
 
 #: Moves at once at most. Of these one streams at a time (:mod:`node.migration.turns`); a second one
-#: is prepared meanwhile, so that the wire is never idle. More than that only take memory there.
+#: is prepared meanwhile and a third one ends, so that the wire is never idle. More only take memory.
 PARALLEL_MAX: Final = 16
-PARALLEL: Final = 2
+PARALLEL: Final = 3
 
 #: Tries of one session; each goes to a node that has not failed yet, where there is one.
 TRIES: Final = 4
