@@ -8,10 +8,11 @@ another with a pause; the drain; one session that is eight times as large.
 
 The rate of one stream is the payload over the time from Prepare's answer to the end of Push. The
 drain's is all payload over the whole command's time but its start, from asking the node to leave
-to the last session's end. A virtual machine's host takes back memory that nobody used for a while and
-gives it again at a tenth of the rate at which a move writes it; so before the single sessions and before
-the drain another process writes as much memory once as the target will take. Times of each move are from the source's log, to 1 ms; how long a session
-was without an owner is what its own move measured.
+to the last session's end. A virtual machine's host takes back memory that nobody used for a while
+and gives it again at a tenth of the rate at which a move writes it; so before the single sessions
+and before the drain another process writes as much memory once as the target will take. Times of
+each move are from the source's log, to 1 ms; how long a session was without an owner is what its
+own move measured.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ from node.placement.moving import fleet_of, held_by, move_one, named
 from node.placement.values import NodeState, Plan, Step
 
 #: Moves at once at most. Of these one streams at a time (:mod:`node.migration.turns`); a second one
-#: is prepared meanwhile and a third one ends, so that the wire is never idle. More only take memory.
+#: is prepared meanwhile and a third one ends, so that the wire is never idle. More only take
+#: memory.
 PARALLEL_MAX: Final = 16
 PARALLEL: Final = 3
 
