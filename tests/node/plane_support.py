@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 import dataclasses
 
+from node_support import events, move, prompt
+
 from node.client import NodeClient
 from node.config import Address
-from node.dataplane.options import Plane, PlaneAddress, PlaneOptions
+from node.dataplane.options import Plane, PlaneAddress, PlaneOptions, plane_message
 from node.server import Fitting, running
+
+TOKENS = prompt(600)
 
 
 def offering(*planes, senders=("source",)) -> PlaneOptions:
@@ -93,3 +97,56 @@ async def _carry(reader, writer, number, seen, change):
 
 
 __all__ = ["Plane", "Wire", "intake_of", "offering", "redirect", "two"]
+
+
+async def moved_equal(giving, target, taking, plane, tokens=TOKENS, *, live=False):
+    """Move a session over ``plane``; gives the result once the target goes on like a twin."""
+    session = await giving.open("s")
+    if live:
+        session = await giving.append(session, tokens)
+    result = await move(
+        giving, target, session, () if live else tokens, data_plane=plane_message(plane)
+    )
+    twin = await giving.append(await giving.open("twin"), tokens)
+    expected = await events(giving, twin, len(tokens), 6)
+    assert await events(taking, await taking.get("s"), len(tokens), 6) == expected
+    return result
+
+
+async def copies_equal(giving, target, taking, plane, disturbances):
+    """Copy one session once for each disturbance; every copy goes on like the session."""
+    session = await giving.append(await giving.open("s"), TOKENS)
+    there = intake_of(target).addresses[plane]
+    results = []
+    for number, (change, answer) in enumerate(disturbances):
+        wire = Wire(there, change, answer)
+        async with wire.open() as address:
+            redirect(target, plane, address)
+            wish = {"data_plane": plane_message(plane), "copy_as": f"c{number}"}
+            results.append(await move(giving, target, session, **wish))
+            session = await giving.get("s")
+    twin, count = await giving.append(await giving.open("twin"), TOKENS), len(results) + 4
+    expected = await events(giving, twin, len(TOKENS), count)
+    for number in range(len(results)):
+        found = await events(taking, await taking.get(f"c{number}"), len(TOKENS), count)
+        assert [one[:2] for one in found] == [one[:2] for one in expected]
+        # What the source chose before each copy was cut comes without logits.
+        fresh = number + 1
+        assert found[fresh:] == expected[fresh:] and all(one[2] for one in found[fresh:])
+    return results
+
+
+def first(change):
+    """``change`` for the first connection alone."""
+    return lambda number, offset, data: change(offset, data) if number == 0 else data
+
+
+def put_in(place, extra):
+    """Put bytes into the first connection."""
+
+    def change(offset, data):
+        if offset <= place < offset + len(data):
+            data[place - offset : place - offset] = extra
+        return data
+
+    return first(change)

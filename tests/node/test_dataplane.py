@@ -6,20 +6,30 @@ it never ends it: that is asked of every disturbance here.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import socket
-import time
 
 import grpc
 import grpc.aio
 import pytest
 from node_support import events, move, prompt, run
-from plane_support import Plane, Wire, intake_of, offering, redirect, two
+from plane_support import (
+    TOKENS,
+    Plane,
+    Wire,
+    copies_equal,
+    first,
+    intake_of,
+    moved_equal,
+    offering,
+    put_in,
+    redirect,
+    two,
+)
 
-from node.dataplane import intake, socket_server, tickets
-from node.dataplane.frames import FRAME_BYTES, HELLO_BYTES, MAGIC
+from node.dataplane import intake, tickets
+from node.dataplane.frames import FRAME_BYTES, HELLO_BYTES
 from node.dataplane.grpc_server import METHOD
 from node.dataplane.lane import BREAKS_MAX
 from node.dataplane.options import plane_message
@@ -34,51 +44,7 @@ PLAIN = [Plane.GRPC_PLAIN, Plane.SOCKET]
 _SLOW_GRPC = [pytest.param(Plane.GRPC_PLAIN, marks=pytest.mark.slow), Plane.SOCKET]
 by_plane_slowly = pytest.mark.parametrize("plane", _SLOW_GRPC, ids=lambda plane: plane.value)
 by_plane = pytest.mark.parametrize("plane", PLAIN, ids=lambda plane: plane.value)
-TOKENS = prompt(600)
-
 slow = pytest.mark.slow
-
-
-async def moved_equal(giving, target, taking, plane, tokens=TOKENS, *, live=False):
-    """Move a session over ``plane``; gives the result once the target goes on like a twin."""
-    session = await giving.open("s")
-    if live:
-        session = await giving.append(session, tokens)
-    result = await move(
-        giving, target, session, () if live else tokens, data_plane=plane_message(plane)
-    )
-    twin = await giving.append(await giving.open("twin"), tokens)
-    expected = await events(giving, twin, len(tokens), 6)
-    assert await events(taking, await taking.get("s"), len(tokens), 6) == expected
-    return result
-
-
-async def copies_equal(giving, target, taking, plane, disturbances):
-    """Copy one session once for each disturbance; every copy goes on like the session."""
-    session = await giving.append(await giving.open("s"), TOKENS)
-    there = intake_of(target).addresses[plane]
-    results = []
-    for number, (change, answer) in enumerate(disturbances):
-        wire = Wire(there, change, answer)
-        async with wire.open() as address:
-            redirect(target, plane, address)
-            wish = {"data_plane": plane_message(plane), "copy_as": f"c{number}"}
-            results.append(await move(giving, target, session, **wish))
-            session = await giving.get("s")
-    twin, count = await giving.append(await giving.open("twin"), TOKENS), len(results) + 4
-    expected = await events(giving, twin, len(TOKENS), count)
-    for number in range(len(results)):
-        found = await events(taking, await taking.get(f"c{number}"), len(TOKENS), count)
-        assert [one[:2] for one in found] == [one[:2] for one in expected]
-        # What the source chose before each copy was cut comes without logits.
-        fresh = number + 1
-        assert found[fresh:] == expected[fresh:] and all(one[2] for one in found[fresh:])
-    return results
-
-
-def first(change):
-    """``change`` for the first connection alone."""
-    return lambda number, offset, data: change(offset, data) if number == 0 else data
 
 
 def at_offset(place, xor=0x40):
@@ -95,17 +61,6 @@ def at_offset(place, xor=0x40):
 def cut_at(place):
     """Break the first connection off after ``place`` bytes."""
     return first(lambda offset, data: data if offset + len(data) <= place else None)
-
-
-def put_in(place, extra):
-    """Put bytes into the first connection."""
-
-    def change(offset, data):
-        if offset <= place < offset + len(data):
-            data[place - offset : place - offset] = extra
-        return data
-
-    return first(change)
 
 
 def swap_first_frames():
@@ -408,196 +363,3 @@ def test_a_peer_that_is_unpinned_meanwhile_sends_no_further(world, monkeypatch):
             assert len(await events(giving, session, len(TOKENS), 4)) == 4
 
     run(work(), 90.0)
-
-
-# Somebody who knocks.
-
-
-async def knock(address, data=b"", *, hang_up=False):
-    """Say ``data``; gives what comes back until the other side closes."""
-    reader, writer = await asyncio.open_connection(address.host, address.port)
-    try:
-        writer.write(data)
-        if hang_up:
-            writer.write_eof()
-        return await reader.read()
-    except ConnectionError:
-        return b""
-    finally:
-        writer.close()
-
-
-STRANGE = {
-    "nothing": b"",
-    "half a hello": MAGIC + bytes(20),
-    "no token": MAGIC + bytes(40),
-    "another version": b"kvplane2" + bytes(40),
-    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(100),
-    "tls": bytes.fromhex("16030100f4010000f00303") + bytes(300),
-    "http/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(60),
-    "much": bytes(1 << 20),
-}
-
-
-def test_who_shows_no_token_is_closed_without_a_word_and_the_port_goes_on(world, monkeypatch):
-    monkeypatch.setattr(socket_server, "HELLO_S", 0.3)
-
-    async def work():
-        async with two(world, offering(Plane.SOCKET)) as (_, giving, target, taking):
-            address = intake_of(target).addresses[Plane.SOCKET]
-            for name, data in STRANGE.items():
-                for hang_up in (False, True):
-                    start = time.monotonic()
-                    assert await knock(address, data, hang_up=hang_up) == b"", name
-                    assert time.monotonic() - start < 5.0, name
-            result = await moved_equal(giving, target, taking, Plane.SOCKET)
-            assert result.data_plane == "socket" and result.resumed == 0
-
-    run(work())
-
-
-def test_a_hello_that_trickles_is_not_waited_for(world, monkeypatch):
-    monkeypatch.setattr(socket_server, "HELLO_S", 0.4)
-
-    async def work():
-        async with two(world, offering(Plane.SOCKET)) as (_, _, target, _):
-            address = intake_of(target).addresses[Plane.SOCKET]
-            reader, writer = await asyncio.open_connection(address.host, address.port)
-            start = time.monotonic()
-            try:
-                while time.monotonic() - start < 10.0:
-                    writer.write(MAGIC[:1])
-                    await asyncio.sleep(0.05)
-                    if reader.at_eof():
-                        break
-            except ConnectionError:
-                pass
-            assert time.monotonic() - start < 5.0
-            writer.close()
-
-    run(work())
-
-
-@pytest.mark.parametrize("bound", [pytest.param("WAITING_PER_ADDRESS", marks=slow), "WAITING_MAX"])
-def test_of_many_that_wait_only_so_many_are_listened_to(world, monkeypatch, bound):
-    monkeypatch.setattr(socket_server, "WAITING_PER_ADDRESS", 1000)
-    monkeypatch.setattr(socket_server, bound, 3)
-    monkeypatch.setattr(socket_server, "HELLO_S", 60.0)
-
-    async def work():
-        async with two(world, offering(Plane.SOCKET)) as (_, giving, target, taking):
-            address = intake_of(target).addresses[Plane.SOCKET]
-            waiting = [await asyncio.open_connection(address.host, address.port) for _ in range(3)]
-            await asyncio.sleep(0.1)
-            for _ in range(5):
-                assert await knock(address, MAGIC[:1]) == b""
-            assert not any(reader.at_eof() for reader, _ in waiting)
-            for _, writer in waiting:
-                writer.close()
-            await asyncio.sleep(0.1)
-            result = await moved_equal(giving, target, taking, Plane.SOCKET)
-            assert result.data_plane == "socket" and result.resumed == 0
-
-    run(work())
-
-
-def test_a_whole_stream_that_is_played_again_opens_nothing(world):
-    async def work():
-        async with two(world, offering(Plane.SOCKET)) as (_, giving, target, taking):
-            there = intake_of(target).addresses[Plane.SOCKET]
-            wire = Wire(there)
-            async with wire.open() as address:
-                redirect(target, Plane.SOCKET, address)
-                await moved_equal(giving, target, taking, Plane.SOCKET)
-            (recorded,) = wire.seen
-            before = target.transfers.under_way()
-            assert len(recorded) > 20_000 and recorded.startswith(MAGIC)
-            assert await knock(there, bytes(recorded)) == b""
-            assert await knock(there, bytes(recorded[:HELLO_BYTES])) == b""
-            assert target.transfers.under_way() == before
-
-    run(work())
-
-
-@slow
-def test_a_second_connection_with_the_token_of_the_first_is_closed(world):
-    """Whoever reads the token off the wire comes too late with it."""
-    found = []
-
-    async def work():
-        async with two(world, offering(Plane.SOCKET)) as (_, giving, target, taking):
-            there = intake_of(target).addresses[Plane.SOCKET]
-
-            def change(number, offset, data):
-                if offset > 2 * HELLO_BYTES and not found:
-                    found.append(asyncio.ensure_future(knock(there, bytes(wire.seen[0][:48]))))
-                return data
-
-            wire = Wire(there, change)
-            async with wire.open() as address:
-                redirect(target, Plane.SOCKET, address)
-                result = await moved_equal(giving, target, taking, Plane.SOCKET)
-            assert await found[0] == b""
-            assert result.resumed == 0 and result.data_plane == "socket"
-
-    run(work())
-
-
-@slow
-def test_a_token_without_its_frame_key_takes_a_stream_and_gives_nothing(world):
-    """Somebody on the wire is first with a token that he read: it costs the move that stream."""
-
-    async def work():
-        async with two(world, offering(Plane.SOCKET)) as (_, giving, target, taking):
-            frame = len(b"rows").to_bytes(4, "big") + bytes(16) + b"rows"
-            result, *_ = await copies_equal(
-                giving, target, taking, Plane.SOCKET, [(put_in(HELLO_BYTES, frame), None)]
-            )
-            assert result.resumed == 1 and result.data_plane == "socket"
-
-    run(work())
-
-
-def test_a_call_without_a_ticket_is_not_read_on_the_grpc_plane(world):
-    async def work():
-        async with two(world, offering(Plane.GRPC_PLAIN)) as (_, _, target, _):
-            address = intake_of(target).addresses[Plane.GRPC_PLAIN]
-            async with grpc.aio.insecure_channel(str(address)) as channel:
-                shown = (
-                    (),
-                    (("kvpack-plane-bin", bytes(48)),),
-                    (("kvpack-plane-bin", MAGIC + bytes(40)),) * 2,
-                    (("kvpack-plane-bin", MAGIC + bytes(39)),),
-                    (("other", "x" * 4000),),
-                )
-                for metadata in shown:
-                    call = channel.stream_unary(METHOD)(metadata=grpc.aio.Metadata(*metadata))
-                    with pytest.raises(grpc.aio.AioRpcError) as refused:
-                        await call
-                    assert not dict(refused.value.trailing_metadata() or ())
-                # Nothing but that one call is there: neither moves nor sessions, nor reflection.
-                for path in ("/node.v1.Migration/Prepare", "/node.v1.Session/List"):
-                    with pytest.raises(grpc.aio.AioRpcError) as refused:
-                        await channel.unary_unary(path)(b"")
-                    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-    run(work())
-
-
-@slow
-def test_a_grpc_plane_bounds_who_waits_there(world):
-    async def work():
-        async with two(world, offering(Plane.GRPC_PLAIN)) as (_, _, target, _):
-            address = intake_of(target).addresses[Plane.GRPC_PLAIN]
-            assert await knock(address, b"\x16\x03\x01" + bytes(64)) is not None
-            silent = [await asyncio.open_connection(address.host, address.port) for _ in range(30)]
-            await asyncio.sleep(0.3)
-            closed = sum(reader.at_eof() for reader, _ in silent)
-            assert closed >= 10
-            async with asyncio.timeout(15.0):
-                # Those that were let in and say nothing are not waited for.
-                await asyncio.gather(*(reader.read() for reader, _ in silent))
-            for _, writer in silent:
-                writer.close()
-
-    run(work())
