@@ -35,7 +35,7 @@ _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one J
 @click.argument("node", metavar="[NAME@]HOST:PORT", envvar="KVNODE_NODE")
 @_CREDENTIALS
 @_ACCEPT
-@click.option("--parallel", default=2, show_default=True, type=click.IntRange(1, 16))
+@click.option("--parallel", default=3, show_default=True, type=click.IntRange(1, 16))
 @click.option(
     "--timeout", "timeout_s", default=3600.0, show_default=True, metavar="SECONDS",
     type=click.FloatRange(1.0, 86_400.0), help="No move is begun after that.",

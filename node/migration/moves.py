@@ -301,6 +301,9 @@ class Moves:
         async with contextlib.AsyncExitStack() as stack:
 
             async def freeze() -> bool:
+                nonlocal turn_end_s
+                # From here: what it waited for the wire is not time that an answer had.
+                turn_end_s = turn_end_s or time.monotonic() + TURN_WAIT_S
                 if moving and not await _turn_made(session, turn_end_s):
                     return False
                 try:
@@ -311,13 +314,14 @@ class Moves:
                 return True
 
             session = await sessions.find(session_id)
-            turn_end_s = time.monotonic() + TURN_WAIT_S
+            turn_end_s = 0.0
             live = not token_ids and (session.lock.locked() or session.is_worked_off)
             if live:
                 sessions.require_token(session, token)
                 stack.enter_context(_pinned(session))
                 tape = Tape(self.binding.layout)
             else:
+                turn_end_s = time.monotonic() + TURN_WAIT_S
                 while moving and not await _turn_made(session, turn_end_s):
                     continue
                 await stack.enter_async_context(sessions.hold(session_id, token))

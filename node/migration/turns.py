@@ -64,6 +64,10 @@ class ProducerInTurn(Producer):
     async def fill(
         self, index: int, queue: asyncio.Queue[Loaded | None], consumer: asyncio.Task[None]
     ) -> None:
-        """As :meth:`Producer.fill`, when it is its turn."""
+        """As :meth:`Producer.fill`, when it is its turn; at once where nobody serves meanwhile."""
+        if self.tape.cut is not None:
+            # Its stream broke after the freeze: until this one ends the session is nobody's.
+            await super().fill(index, queue, consumer)
+            return
         async with self._turns.turn(consumer):
             await super().fill(index, queue, consumer)

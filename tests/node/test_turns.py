@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from types import SimpleNamespace
 
 import pytest
 from node_support import move, prompt, run
 
 from node import tier as tier_module
+from node.cli_placement import drain
 from node.migration.producer import Producer
-from node.migration.turns import Turns
+from node.migration.turns import ProducerInTurn, Turns
+from node.placement.drain import PARALLEL
 
 
 async def waiting(turns, consumer, entered, name):
@@ -81,6 +84,35 @@ def test_of_live_moves_one_is_read_at_a_time_and_the_next_is_prepared_meanwhile(
     assert len(read) > 6
     assert [name for name, _ in itertools.groupby(read)] == sorted(set(read), key=read.index)
     assert max(prepared) > 1
+
+
+@pytest.mark.parametrize("cut", [None, 300])
+def test_whose_stream_broke_after_the_freeze_waits_for_nobody(cut, monkeypatch):
+    """Until it has ended its session is nobody's; one that still serves waits."""
+    filled = []
+
+    async def fill(producer, index, queue, consumer):
+        filled.append(index)
+
+    async def work():
+        turns, alive = Turns(), asyncio.get_running_loop().create_future()
+        producer = ProducerInTurn.__new__(ProducerInTurn)
+        producer._turns, producer.tape = turns, SimpleNamespace(cut=cut)
+        async with turns.turn(alive):
+            asked = asyncio.create_task(producer.fill(7, asyncio.Queue(), alive))
+            await asyncio.sleep(0.02)
+            early = list(filled)
+        await asked
+        return early
+
+    monkeypatch.setattr(Producer, "fill", fill)
+    assert run(work()) == ([] if cut is None else [7])
+    assert filled == [7]
+
+
+def test_as_many_move_at_once_by_the_command_as_by_itself():
+    (parallel,) = [one.default for one in drain.params if one.name == "parallel"]
+    assert parallel == PARALLEL
 
 
 def test_a_pack_is_kept_when_no_session_is_on_its_way_any_more(world, monkeypatch):
