@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.transformers_import import from_last_mark
+from engine.transformers_import import from_last_mark, quick_scan
 from node.config import child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,3 +97,11 @@ def test_the_quick_search_finds_the_same_names() -> None:
     assert shorter < 0.2
     for text in ("", "x = 1", '__all__ = ["A"]', 'a\n__all__ = ["A"]\n__all__ = ["B"]\nb'):
         assert quick(text) == slow(text)
+
+
+def test_an_import_of_another_thread_meets_every_finder():
+    before, seen = sys.meta_path, list(sys.meta_path)
+    with quick_scan():
+        during, there = sys.meta_path, list(sys.meta_path)
+        assert there[1:] == seen and before == seen
+    assert sys.meta_path == seen and during == there
