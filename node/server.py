@@ -336,6 +336,8 @@ async def _serve(
     if fitting.services is not None:
         fitting.services(server, node)
     await server.start()
+    # Streams beside mTLS end as those within it do: before the transfers that they are of.
+    stack.push_async_callback(listeners.close)
     stack.push_async_callback(server.stop, grpc_side.GRACE_S)
     stack.push_async_callback(_stop, node)
     stack.push_async_callback(health_service.enter_graceful_shutdown)

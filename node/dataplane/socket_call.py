@@ -89,7 +89,8 @@ class SocketCall:
                 except BaseException:
                     connection.close()
                     raise
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            # A name that cannot be one, too: the address is the target's word.
             raise self._broken(error) from None
         self._connection = connection
         self._meter.wire_bytes += HELLO_BYTES

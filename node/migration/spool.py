@@ -92,8 +92,10 @@ class Spool:
         """Append one chunk object as it came. Now and then what there is is made durable.
 
         Raises:
-            PublishError: The disk is full.
+            PublishError: The disk is full, or the file was closed: its number may be another's.
         """
+        if not self._open:
+            raise PublishError(f"{self.path}: is closed")
         self._writer.add(chunk)
         self._objects += 1
         self._waiting_bytes += len(chunk)

@@ -28,13 +28,16 @@ from plane_support import (
     two,
 )
 
+from node.config import Address
 from node.dataplane import intake, tickets
 from node.dataplane.frames import FRAME_BYTES, HELLO_BYTES
 from node.dataplane.grpc_server import METHOD
 from node.dataplane.lane import BREAKS_MAX
+from node.dataplane.listeners import PlaneListeners
 from node.dataplane.options import plane_message
 from node.errors import PeerAnswerError
 from node.migration import versions
+from node.migration.target import Transfers
 from node.migration.versions import Minors
 from node.migration.wire import REASON_KEY
 from node.server import Fitting
@@ -363,3 +366,34 @@ def test_a_peer_that_is_unpinned_meanwhile_sends_no_further(world, monkeypatch):
             assert len(await events(giving, session, len(TOKENS), 4)) == 4
 
     run(work(), 90.0)
+
+
+def test_plain_streams_end_before_the_transfers_that_they_are_of(world, monkeypatch):
+    """Else a piece would meet a spool whose file is closed already."""
+    ended = []
+    for kind, name in ((PlaneListeners, "streams"), (Transfers, "transfers")):
+        close = kind.close
+
+        async def noted(one, close=close, name=name):
+            ended.append(name)
+            await close(one)
+
+        monkeypatch.setattr(kind, "close", noted)
+
+    async def work():
+        async with two(world, offering(Plane.SOCKET)) as (_, giving, target, taking):
+            await moved_equal(giving, target, taking, Plane.SOCKET)
+            ended.clear()
+
+    run(work())
+    assert ended.index("streams") < ended.index("transfers")
+
+
+def test_a_target_that_names_no_possible_host_costs_one_stream_after_another_and_then_mtls(world):
+    async def work():
+        async with two(world, offering(Plane.SOCKET)) as (_, giving, target, taking):
+            redirect(target, Plane.SOCKET, Address("a..b", 80))
+            result = await moved_equal(giving, target, taking, Plane.SOCKET)
+            assert result.data_plane == "mtls" and result.plane_fallback
+
+    run(work())
