@@ -298,6 +298,7 @@ class Moves:
     ) -> AsyncIterator[Producer]:
         """What makes the chunks of a session: held until the end, or from its freeze on."""
         sessions, engine = self._source.sessions, self._source.engine
+        turn_end_s = 0.0
         async with contextlib.AsyncExitStack() as stack:
 
             async def freeze() -> bool:
@@ -314,7 +315,6 @@ class Moves:
                 return True
 
             session = await sessions.find(session_id)
-            turn_end_s = 0.0
             live = not token_ids and (session.lock.locked() or session.is_worked_off)
             if live:
                 sessions.require_token(session, token)
