@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -18,6 +19,9 @@ from kvpack.publish import FILE_MODE, flush, link_without_replace
 from kvpack.store.errors import StoreBusyError, StoreError
 
 FOLDER_MODE: Final = 0o700
+
+#: Longer than a tick of any volume's clock: a kernel's coarse one ticks every 1 to 10 ms.
+TICK_NS: Final = 50_000_000
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -89,8 +93,11 @@ class Disk(Protocol):
     def stamp(self, folder: str) -> tuple[int, ...]:
         """Another value whenever a name came into ``folder`` or went from it.
 
-        As fine as the volume's clock: a change within its last tick may go unseen until the next.
+        As fine as the volume's clock: two changes within one tick of it have one stamp.
         """
+
+    def is_settled(self, stamp: tuple[int, ...]) -> bool:
+        """Whether a change that comes now has another stamp: its tick is over."""
 
     def free_bytes(self) -> int:
         """Room on the volume for this user."""
@@ -231,6 +238,10 @@ class PosixDisk:
         with self._folder(folder) as parent:
             found = os.fstat(parent)
         return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+    def is_settled(self, stamp: tuple[int, ...]) -> bool:
+        """See :class:`Disk`. A stamp of the future never is."""
+        return max(stamp[1:]) + TICK_NS < time.time_ns()
 
     def free_bytes(self) -> int:
         """See :class:`Disk`."""

@@ -149,8 +149,10 @@ class EntryIndex:
         stamp = self._disk.stamp(folder)
         known = self._runs.get(folder)
         if known is None or known[0] != stamp:
+            # Asked before it is read: what comes after that has another stamp.
+            settled = self._disk.is_settled(stamp)
             known = stamp, self._read(folder)
-            if self._disk.stamp(folder) == stamp:
+            if settled and self._disk.stamp(folder) == stamp:
                 self._runs[folder] = known
         for link in links:
             yield [_entry_name(folder, record) for record in known[1].beginning_with(link)]

@@ -195,6 +195,9 @@ class SimulatedDisk:
     def stamp(self, folder: str) -> tuple[int, ...]:
         return (self._folder(folder).changes,)
 
+    def is_settled(self, stamp: tuple[int, ...]) -> bool:
+        return True
+
     def close_root(self) -> None:
         """Nothing is open."""
 

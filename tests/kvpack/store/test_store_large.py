@@ -27,6 +27,7 @@ from kvpack.store.disk import FileStatus, PosixDisk
 from kvpack.store.interface import ObjectData, StoredObject, list_all
 from kvpack.store.local import LocalStore
 from kvpack.store.opening import initialise
+from kvpack.store.remembered import EntryIndex
 from kvpack.store.steps import drive
 from kvpack.store.sweep import sweep_once
 
@@ -135,6 +136,31 @@ def test_what_another_process_makes_or_deletes_is_counted(tmp_path: Path) -> Non
         fresh.close()
     theirs.close()
     ours.close()
+
+
+class Coarse(Counting):
+    """Its clock ticks every 20 ms, as a kernel's coarse one may: changes share a stamp."""
+
+    def stamp(self, folder: str) -> tuple[int, ...]:
+        inode, *times = super().stamp(folder)
+        return (inode, *(time - time % 20_000_000 for time in times))
+
+
+def test_an_entry_of_the_same_tick_is_not_out_of_sight(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir(mode=0o700)
+    disk = Coarse(folder)
+    initialise(disk, "store")
+    store, index = LocalStore(disk, "store"), EntryIndex(disk, lambda *_: True)
+    link = bytes(32)
+    made: list[str] = []
+    # Many in a row: some of them fall into the tick of the one before.
+    for number in range(40):
+        name = f"entries/0/{link.hex()}-00-{number:032x}-{0:064x}"
+        store.put_if_absent([ObjectData(name, b"")])
+        made.append(name)
+        assert list(index.find("entries/0", [link])) == [made]
+    store.close()
 
 
 def test_what_another_process_saved_is_found(tmp_path: Path) -> None:
