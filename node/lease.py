@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 #: Renewals in one lease: two may fail, and the third still comes in time.
 RENEWALS: Final = 3
 
+#: After one that failed the next is tried no sooner than in this part of the time between two.
+_RETRY: Final = 0.2
+
 #: The part of a lease that is not used. It pays for clocks that run unequally fast and for the
 #: way from the last look at the lease to the socket.
 UNUSED: Final = 0.1
@@ -57,6 +60,8 @@ class NodeLease:
         self._ttl_s = ttl_s
         self._incarnation = secrets.token_bytes(INCARNATION_BYTES)
         self._end_s = float("-inf")
+        self._sent_s = float("-inf")
+        self._failed = False
         self._mark = 0
         self._lost: LeaseLostError | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -102,15 +107,25 @@ class NodeLease:
         Raises:
             DirectoryError: It cannot be reached.
         """
-        sent_s = self._clock.now_s()
+        sent_s = self._sent_s = self._clock.now_s()
         await self._directory.register(self._node, self._incarnation, self._ttl_s)
         self._granted(sent_s)
 
     async def run(self) -> None:
         """Renew until cancelled, or until another process has the lease."""
         while self._lost is None:
-            await asyncio.sleep(self._ttl_s / RENEWALS)
+            await asyncio.sleep(self._pause_s())
             await self.renew()
+
+    def _pause_s(self) -> float:
+        """Until the next renewal, counted as the lease is: from when the last one was sent.
+
+        One that the directory answered late leaves little of a lease. Counted from its answer the
+        next one would come when that is over, though the directory is there again.
+        """
+        period_s = self._ttl_s / RENEWALS
+        due_s = self._sent_s + period_s - self._clock.now_s()
+        return min(period_s, max(due_s, period_s * _RETRY if self._failed else 0.0))
 
     async def renew(self) -> None:
         """Ask for a renewal and wait for it for a third of a lease; never two at once."""
@@ -128,7 +143,8 @@ class NodeLease:
                 await self._directory.expire(self._node, self._incarnation)
 
     async def _ask(self) -> None:
-        sent_s = self._clock.now_s()
+        sent_s = self._sent_s = self._clock.now_s()
+        self._failed = True
         try:
             await self._renew()
         except LeaseLostError as error:
@@ -139,6 +155,7 @@ class NodeLease:
             left_s = max(0.0, self._end_s - self._clock.now_s())
             log.warning("lease not renewed, %.1f s left: %s", left_s, error)
         else:
+            self._failed = False
             self._granted(sent_s)
 
     async def _renew(self) -> DirectoryState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import subprocess
 import sys
 import time
@@ -171,6 +172,59 @@ def test_a_renewal_that_hangs_is_waited_for_a_bounded_time_and_never_doubled(pla
             await lease.close()
 
     asyncio.run(opened())
+
+
+@pytest.mark.parametrize("away_s", [0.85, 1.0])
+def test_a_directory_that_is_back_is_asked_again_before_what_it_granted_late_is_over(
+    tmp_path, away_s
+):
+    """The answer to a renewal that waited for it leaves next to nothing of the lease."""
+    path, ttl_s = tmp_path / "directory.sqlite", 1.2
+
+    async def work():
+        directory = SqliteDirectory(path)
+        lease = NodeLease(directory, "a", BootClock(), ttl_s)
+        await lease.start()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as writer:
+            writer.execute("BEGIN EXCLUSIVE")
+            renewing = asyncio.create_task(lease.run())
+            # The first renewal waits for the file from a third of the lease on.
+            await asyncio.sleep(ttl_s / 3 + away_s)
+            writer.execute("ROLLBACK")
+        end_s = time.monotonic() + 2 * ttl_s
+        while not lease.left_s() and time.monotonic() < end_s:
+            await asyncio.sleep(0.01)
+        left_s = []
+        for _ in range(80):
+            left_s.append(lease.left_s())
+            await asyncio.sleep(0.01)
+        renewing.cancel()
+        await asyncio.wait({renewing})
+        await lease.close()
+        await directory.close()
+        return left_s
+
+    assert min(asyncio.run(work())) > 0
+
+
+def test_a_directory_that_refuses_at_once_is_not_asked_without_a_pause(place):
+    async def work():
+        async with place.opened() as directory:
+            calls = []
+
+            async def refuse(*_):
+                calls.append(1)
+                raise DirectoryError("away")
+
+            lease = NodeLease(directory, "a", BootClock(), 0.6)
+            await lease.start()
+            directory.renew = refuse
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(lease.run(), 0.7)
+            await lease.close()
+            return len(calls)
+
+    assert 1 <= asyncio.run(work()) <= 4
 
 
 def test_a_stopped_node_gives_its_lease_back(place):
