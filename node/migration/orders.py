@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -131,6 +132,15 @@ class Patience:
     def left(self) -> bool:
         """Whether to try again."""
         return time.monotonic() < self._until
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """Time in the block does not count: nobody has been waited for in vain yet."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._until += time.monotonic() - start
 
     async def wait(self) -> None:
         """The pause before the next try; each is twice as long as the one before."""

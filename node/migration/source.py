@@ -260,7 +260,9 @@ class Move:
             self._feed.run(stub, self._transfer, self._order.target, self._holding)
         )
         try:
-            self._fed = await self._streaming
+            # However long it takes, its turn at the wire included: what counts begins with a break.
+            with self._patience.resting():
+                self._fed = await self._streaming
         except asyncio.CancelledError:
             if not self._cancelled:
                 raise

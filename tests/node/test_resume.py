@@ -113,6 +113,34 @@ def test_a_link_that_stays_broken_ends_the_move_and_the_session_serves_on(world)
     run(work())
 
 
+@pytest.mark.parametrize("waits", ["for its turn", "for its rows"])
+def test_what_a_stream_waited_before_it_broke_is_not_taken_off_the_time_for_going_on(world, waits):
+    tokens, resume_s = prompt(700), 0.3
+
+    async def work():
+        async with world.pair() as (source, giving, target, taking):
+            source.moves._source = dataclasses.replace(source.moves.source, resume_s=resume_s)
+            session = await giving.open("s")
+            async with contextlib.AsyncExitStack() as stack:
+                if waits == "for its turn":
+                    session = await giving.append(session, tokens)
+                    alive = asyncio.get_running_loop().create_future()
+                    await stack.enter_async_context(source.moves._turns.turn(alive))
+                else:
+                    await stack.enter_async_context(source.sessions.engine.pace._turn)
+                link = Link(target.address, [40_000])
+                async with link.open() as address:
+                    given = () if waits == "for its turn" else tokens
+                    moving = asyncio.create_task(move(giving, at(target, address), session, given))
+                    await asyncio.sleep(3 * resume_s)
+                    await stack.aclose()
+                    result = await moving
+            assert link.broken == result.resumed == 1
+            return len(await events(taking, await taking.get("s"), 700, 2))
+
+    assert run(work()) == 2
+
+
 def test_a_seal_whose_answer_is_lost_is_asked_again_while_the_session_is_frozen(world):
     async def work():
         async with world.pair() as (_, giving, target, taking):
