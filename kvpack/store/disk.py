@@ -23,6 +23,10 @@ FOLDER_MODE: Final = 0o700
 #: Longer than a tick of any volume's clock: a kernel's coarse one ticks every 1 to 10 ms.
 TICK_NS: Final = 50_000_000
 
+#: Longest wait for somebody else's change of a name, which takes microseconds. A process that was
+#: stopped in the middle of one is not waited for.
+ALONE_S: Final = 2.0
+
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 #: O_NONBLOCK: a FIFO that lies where a file should is refused, not waited for.
@@ -98,6 +102,15 @@ class Disk(Protocol):
 
     def is_settled(self, stamp: tuple[int, ...]) -> bool:
         """Whether a change that comes now has another stamp: its tick is over."""
+
+    def alone(self, folder: str) -> contextlib.AbstractContextManager[bool]:
+        """Keep others who ask for the same from changing the names of ``folder`` meanwhile.
+
+        Gives False where that could not be had within :data:`ALONE_S`, or not on this volume.
+        """
+
+    def move_stamp(self, folder: str) -> None:
+        """Give ``folder`` another stamp: it changed within the tick of the change before."""
 
     def free_bytes(self) -> int:
         """Room on the volume for this user."""
@@ -236,12 +249,28 @@ class PosixDisk:
     def stamp(self, folder: str) -> tuple[int, ...]:
         """See :class:`Disk`."""
         with self._folder(folder) as parent:
-            found = os.fstat(parent)
-        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+            return _stamp(parent)
 
     def is_settled(self, stamp: tuple[int, ...]) -> bool:
         """See :class:`Disk`. A stamp of the future never is."""
         return max(stamp[1:]) + TICK_NS < time.time_ns()
+
+    @contextlib.contextmanager
+    def alone(self, folder: str) -> Iterator[bool]:
+        """See :class:`Disk`. The lock goes with its handle: a process that dies holds nothing."""
+        with self._folder(folder) as shared:
+            # A file of its own: what is duplicated shares its lock.
+            handle = os.open(".", _FOLDER, dir_fd=shared)
+        try:
+            yield _locked(handle, ALONE_S)
+        finally:
+            os.close(handle)
+
+    def move_stamp(self, folder: str) -> None:
+        """See :class:`Disk`."""
+        with self._folder(folder) as parent:
+            found = os.fstat(parent)
+            os.utime(parent, ns=(found.st_atime_ns, found.st_mtime_ns + 1))
 
     def free_bytes(self) -> int:
         """See :class:`Disk`."""
@@ -261,6 +290,28 @@ class PosixDisk:
             yield
         finally:
             os.close(handle)
+
+
+def _stamp(handle: int) -> tuple[int, ...]:
+    found = os.fstat(handle)
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _locked(handle: int, seconds: float) -> bool:
+    """Lock an open folder, if that can be had within ``seconds``."""
+    end, wait_s = time.monotonic() + seconds, 0.0002
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+        except OSError:
+            return False  # no locks on folders here, as on some network volumes
+        else:
+            return True
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, 0.01)
 
 
 def _status(found: os.stat_result) -> FileStatus:

@@ -57,7 +57,10 @@ class FolderSums:
     ) -> _Result:
         """Do ``work``, which makes or removes one name in ``folder``.
 
-        Where the folder is as it was remembered, so it is afterwards, changed by this.
+        Where the folder is as it was remembered, so it is afterwards, changed by this. Between
+        both looks nobody else who goes through here can change it: what they did would be taken for
+        ours, and left out until the folder is read again. A name that another program puts there
+        in just these microseconds is.
 
         Args:
             folder: Which.
@@ -66,16 +69,21 @@ class FolderSums:
             other: A file that is no object and that it made.
             gone: One that it removed.
         """
-        with self._lock:
+        with self._lock, self._disk.alone(folder) as is_alone:
+            before = self._disk.stamp(folder)
+            done = work()
+            after = self._disk.stamp(folder)
+            if after == before:
+                # Others have sums, too, and this would be out of their sight.
+                self._disk.move_stamp(folder)
+                after = self._disk.stamp(folder)
             known = self._sums.get(folder)
             if known is None:
-                return work()
-            stands = self._disk.stamp(folder) == known.stamp
-            done = work()
-            if not stands:
+                return done
+            if not is_alone or known.stamp != before:
                 del self._sums[folder]
                 return done
-            known.stamp = self._disk.stamp(folder)
+            known.stamp = after
             known.object_bytes += more
             known.others.discard(gone)
             if other:

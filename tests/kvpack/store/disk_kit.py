@@ -198,6 +198,12 @@ class SimulatedDisk:
     def is_settled(self, stamp: tuple[int, ...]) -> bool:
         return True
 
+    def alone(self, folder: str) -> contextlib.AbstractContextManager[bool]:
+        return contextlib.nullcontext(True)
+
+    def move_stamp(self, folder: str) -> None:
+        """Each change has a stamp of its own."""
+
     def close_root(self) -> None:
         """Nothing is open."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from disk_kit import SimulatedDisk
 from store_kit import (
@@ -217,3 +219,48 @@ def test_what_is_in_use_is_not_evicted_and_the_plan_says_so(store: LocalStore) -
         apply_gc(store, plan, NOW + 1, b"c" * 16, lambda: None)
         writer.publish(manifest, LINEAGE, HoldKind.TURN)
     assert list(check_store(store, KEYRING)) == []
+
+
+class Stops(Exception):
+    """What ends a save in the middle."""
+
+
+def begin(store: LocalStore, ids: tuple[int, ...], meanwhile: Callable[[], object]) -> None:
+    """A save that fails when its chunks are there, and what somebody does just before."""
+    session = Session(ids)
+    with (
+        pytest.raises(Stops),
+        CutWriter(store, KEYRING, encode_header(HEADER), tools()) as writer,
+    ):
+        grown = session.grow(len(ids))
+        chunks, _ = session.cut()
+        writer.add([*grown, *chunks])
+        meanwhile()
+        raise Stops
+
+
+def test_a_save_that_fails_reads_no_cut_of_others(store: LocalStore, disk: SimulatedDisk) -> None:
+    for number in range(5):
+        ids = token_ids(400, seed=number + 1)
+        save(store, Session(ids), 400, lineage=bytes([number]) * 16)
+    before, read = sorted(objects(store)), []
+    look = disk.read
+
+    def noted(folder: str, *rest: object) -> bytes:
+        read.append(folder)
+        return look(folder, *rest)
+
+    disk.read = noted
+    begin(store, IDS[:900], lambda: None)
+    assert sorted(objects(store)) == before
+    assert "cuts" not in read
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_what_a_failed_save_made_stays_where_a_cut_came_to_need_it(
+    store: LocalStore, disk: SimulatedDisk, by_another: bool
+) -> None:
+    theirs = LocalStore(disk, "sim") if by_another else store
+    begin(store, IDS[:900], lambda: save(theirs, Session(IDS), 900, lineage=b"o" * 16))
+    assert list(check_store(store, KEYRING)) == []
+    assert find_deepest(store, KEYRING, KEY, HEADER, IDS).position == 900

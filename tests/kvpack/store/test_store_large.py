@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +137,69 @@ def test_what_another_process_makes_or_deletes_is_counted(tmp_path: Path) -> Non
         fresh.close()
     theirs.close()
     ours.close()
+
+
+class Crowded(Counting):
+    """Lets somebody else make a change right before one of ours, if that can be."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.before: dict[str, threading.Thread] = {}
+
+    def _let(self, call: str) -> None:
+        if (other := self.before.pop(call, None)) is not None:
+            other.start()
+            other.join(0.2)
+
+    def create(self, folder: str, name: str) -> int:
+        self._let("create")
+        return super().create(folder, name)
+
+    def link(self, folder: str, private: str, name: str) -> None:
+        self._let("link")
+        super().link(folder, private, name)
+
+    def unlink(self, folder: str, name: str) -> None:
+        self._let("unlink")
+        super().unlink(folder, name)
+
+
+@pytest.mark.parametrize("call", ["create", "link", "unlink"])
+@pytest.mark.parametrize("deleted", [False, True], ids=["made", "deleted"])
+def test_what_another_process_does_just_before_a_change_of_ours_is_counted(
+    tmp_path: Path, call: str, deleted: bool
+) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir(mode=0o700)
+    disk = Crowded(folder)
+    initialise(disk, "store")
+    ours, theirs = LocalStore(disk, "store"), open_store(folder)
+    there, new, mine = (ObjectData(f"chunks/{n:064x}", bytes(100 + n)) for n in range(3))
+    ours.put_if_absent([there])
+    ours.sizes()
+    change = theirs.delete if deleted else theirs.put_if_absent
+    what = [there.name] if deleted else [new]
+    other = disk.before[call] = threading.Thread(target=change, args=(what,))
+    ours.put_if_absent([mine])
+    other.join(10.0)
+    assert not other.is_alive() and not disk.before
+    afresh = open_store(folder)
+    assert ours.sizes() == afresh.sizes()
+    for store in (ours, theirs, afresh):
+        store.close()
+
+
+def test_a_folder_that_stays_locked_is_written_to_and_then_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpack.store.disk.ALONE_S", 0.02)
+    store = new_store(tmp_path)
+    store.sizes()
+    with PosixDisk(tmp_path / "store").alone("chunks") as held:
+        assert held
+        store.put_if_absent([ObjectData(names.chunk_name(bytes(32)), bytes(77))])
+    assert store.sizes().object_bytes == 77
+    store.close()
 
 
 class Coarse(Counting):
