@@ -317,6 +317,21 @@ class ProducerCheckError(NodeError):
         super().__init__(f"{field}: expected {expected}, found {found}")
 
 
+class BackendFailedError(NodeError):
+    """What computes failed in a call. Nothing of the call was kept; the session is as before it."""
+
+    reason = "backend_failed"
+
+
+class MemoryLackingError(NodeError):
+    """A call needs more memory than there is. Nothing of it was kept, nor is reserved for it.
+
+    A session that is closed gives its memory back; a shorter prompt takes less.
+    """
+
+    reason = "out_of_memory"
+
+
 class ContextLengthError(NodeError):
     """A conversation or prompt does not fit into the context, and may not or cannot be shortened.
 

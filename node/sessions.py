@@ -133,8 +133,9 @@ class Sessions:
         self.lease.require()
         self._opening.add(session_id)
         try:
-            token = await self._claim(session_id)
+            # Before the claim: one that nothing stands behind would keep the name taken.
             generation = await self.engine.call(self.engine.model.new_generation)
+            token = await self._claim(session_id)
             vocab_size = self.engine.model.vocab_size
             session = Session(session_id, token, generation, (), vocab_size, decoding)
             self._live[session_id] = session

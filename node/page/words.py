@@ -87,6 +87,7 @@ MISSES: Final[Mapping[MissReason, str]] = {
 REFUSALS: Final[Mapping[str, str]] = {
     "aborted": "The other node gave the move up.",
     "admin_only": "A key was used for something that only an administrator may do.",
+    "backend_failed": "A computation failed; nothing of it was kept.",
     "backend_not_repeatable": "The process is set up so that results could not be repeated.",
     "bad_credentials": "The credentials folder is not usable.",
     "bad_key_file": "The tenant's key file is not usable.",
@@ -131,6 +132,7 @@ REFUSALS: Final[Mapping[str, str]] = {
     "not_found": "Something was asked for that is not here.",
     "not_paired": "Two machines were not paired.",
     "not_stored": "A stored object is not there.",
+    "out_of_memory": "There was not enough memory; nothing of the call was kept.",
     "over_limit": "A number was outside its range.",
     "overloaded": "All places in the queue were taken; the caller may come again soon.",
     "pack_not_found": "A saved session was asked for that is not there.",

@@ -2,5 +2,5 @@
 
 It stands behind the same sessions and moves as any other node: :class:`TorchModel` and
 :class:`TorchGeneration` are to them what :class:`engine.Model` and :class:`engine.Generation` are.
-:mod:`node.produce.network` alone touches torch and transformers.
+The folder :mod:`node.produce.network` alone touches torch and transformers.
 """
