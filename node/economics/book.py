@@ -55,6 +55,9 @@ class Book:
 
     Args:
         path: The file, made with mode 0600 where it is missing.
+
+    Attributes:
+        written: Measurements that this process wrote down; who read sees if there are more.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,6 +65,7 @@ class Book:
         self._lock = threading.Lock()
         self._opened: Database | None = None
         self._is_closed = False
+        self.written = 0
 
     def computed(self, cut_id: bytes, tokens: int, state_bytes: int, prefill: Prefill) -> None:
         """Note how a cut was computed here; a later measurement takes the place of an earlier."""
@@ -114,6 +118,9 @@ class Book:
             self._database().run(write)
         except DatabaseUnavailable as error:
             log.warning("a measurement is not kept: %s", error)
+            return
+        with self._lock:
+            self.written += 1
 
     def _database(self) -> Database:
         with self._lock:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
+from node.economics.looking import BookLook
 from node.http.door import Door, DoorState, Served
 from node.metrics.moves import MoveLog
 from node.metrics.peers import Peers
@@ -41,7 +42,7 @@ class Desk:
         self._floor: Floor | None = None
         self.watcher = Watcher(node, health=self._health)
         self.metrics = NodeMetrics(self.watcher.status, self.watcher.recorder)
-        self.page = StatusPage(self.watcher, door.stopping)
+        self.page = StatusPage(self.watcher, door.stopping, refresh=self.watcher.refresh)
         door.observers.append(self._served)
         door.refusal_observers.append(self.recorder.refuse)
 
@@ -73,6 +74,7 @@ class Desk:
         if ladder is not None:
             kept = ladder
             parts.accounts = ladder.accounts
+            parts.costs = None if ladder.book is None else BookLook(ladder.book)
             parts.ladder = lambda: LadderView(kept.resident_bytes, resident_bytes_max, kept.pending)
         self._floor, self.watcher.parts = floor, parts
         looking = asyncio.create_task(peers.run())

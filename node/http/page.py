@@ -27,7 +27,9 @@ def routes() -> list[Endpoint]:
 async def page(call: Call) -> Answer:
     """The whole page as of now."""
     headers = {**HEADERS, "content-type": "text/html; charset=utf-8", "cache-control": "no-store"}
-    return Response(call.door.desk.page.html().encode(), headers=headers)
+    shown = call.door.desk.page
+    await shown.refresh()
+    return Response(shown.html().encode(), headers=headers)
 
 
 async def asset(call: Call) -> Answer:

@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Final
 
+from node.economics.summary import Economy
 from node.metrics.memory import MemoryShape
 from node.serving.counts import Counts
 from node.serving.health import HealthState
@@ -206,6 +207,7 @@ class NodeStatus:
         ladder: What is kept for reuse.
         accounts: What the ladder did so far. Not a copy: it goes on.
         remote: What remote prefill came to; None where it is off.
+        economy: What kept rows cost and save, as measured; None where none are kept.
         sessions: Those of this node first; at most ``SESSIONS_SHOWN``.
         sessions_owned: Of this node, shown or not.
         sessions_max: What it may own.
@@ -229,6 +231,7 @@ class NodeStatus:
     ladder: LadderView = LadderView()
     accounts: Accounts = field(default_factory=Accounts)
     remote: RemoteCounts | None = None
+    economy: Economy | None = None
     sessions: tuple[SessionView, ...] = ()
     sessions_owned: int = 0
     sessions_max: int = 0

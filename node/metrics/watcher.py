@@ -9,6 +9,7 @@ from typing import Protocol
 
 from kvpack import __version__
 from kvpack.layout import CacheLayout
+from node.economics.looking import BookLook
 from node.lease import NodeLease
 from node.metrics.memory import MemoryShape
 from node.metrics.moves import MoveLog, Speed
@@ -60,6 +61,7 @@ class Parts:
         ladder: What is kept, at this moment.
         accounts: What the ladder did.
         remote: What remote prefill came to; None where it is off.
+        costs: What kept rows cost and save; None where none are kept.
     """
 
     model: ModelFacts
@@ -71,6 +73,7 @@ class Parts:
     ladder: Callable[[], LadderView] = LadderView
     accounts: Accounts = field(default_factory=Accounts)
     remote: RemoteCounts | None = None
+    costs: BookLook | None = None
 
 
 @dataclass(slots=True)
@@ -93,6 +96,11 @@ class Watcher:
     _started_at_s: float = field(default_factory=time.time)
     _started_s: float = field(default_factory=time.monotonic)
     _speed: Speed = field(default_factory=Speed)
+
+    async def refresh(self) -> None:
+        """Read anew what comes from a disk and has changed there, for :meth:`status`."""
+        if self.parts is not None and self.parts.costs is not None:
+            await self.parts.costs.look()
 
     def status(self) -> NodeStatus:
         """The node as it is now. Reads only; waits for nothing."""
@@ -124,6 +132,7 @@ class Watcher:
             ladder=parts.ladder(),
             accounts=parts.accounts,
             remote=parts.remote,
+            economy=None if parts.costs is None else parts.costs.economy,
             sessions=(*owned, *elsewhere)[:SESSIONS_SHOWN],
             sessions_owned=len(owned),
             sessions_max=SESSIONS_MAX,

@@ -29,6 +29,7 @@ _SECTIONS: Final = (
     ("memory", "Memory of a session", "wide"),
     ("sessions", "Sessions and their owners", "wide"),
     ("cache", "Cache", "side"),
+    ("costs", "What kept rows save", "side"),
     ("nodes", "Nodes", "side"),
     ("refusals", "Last refusals", "side"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from typing import Final
 
 from node.errors import NodeBusyError
@@ -26,17 +26,30 @@ class StatusPage:
         watcher: Reads the node.
         stopping: Set once the node is to stop: a page must not keep it from that.
         look_s: Between two looks, in seconds.
+        refresh: Awaited before each look: reads what a look does not wait for.
     """
 
-    def __init__(self, watcher: Watcher, stopping: asyncio.Event, look_s: float = LOOK_S) -> None:
+    def __init__(
+        self,
+        watcher: Watcher,
+        stopping: asyncio.Event,
+        look_s: float = LOOK_S,
+        refresh: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._watcher = watcher
         self._stopping = stopping
         self._look_s = look_s
+        self._refresh = refresh
         self._viewers = 0
 
     def parts(self) -> dict[str, str]:
         """Every part as it is now."""
         return fragments(self._watcher.status(), self._watcher.recorder)
+
+    async def refresh(self) -> None:
+        """Let the next look see what has to be read from a disk."""
+        if self._refresh is not None:
+            await self._refresh()
 
     def html(self) -> str:
         """The page as it is now."""
@@ -69,6 +82,7 @@ class StatusPage:
         with self._viewing():
             shown: dict[str, str] = {}
             while True:
+                await self.refresh()
                 parts = self.parts()
                 changed = {name: part for name, part in parts.items() if shown.get(name) != part}
                 if changed:

@@ -23,6 +23,7 @@ from node.metrics.views import (
 )
 from node.page import units, words
 from node.page.cache_part import cache_part, reused_share
+from node.page.costs_part import costs_part
 from node.page.plot import memory_plot
 from node.serving.slots import SlotState
 from node.serving.view import SlotView
@@ -260,5 +261,6 @@ PARTS: Final[Mapping[str, Callable[[NodeStatus, Recorder], str]]] = {
     "sessions": _sessions,
     "nodes": _nodes,
     "cache": lambda status, _: cache_part(status),
+    "costs": lambda status, _: costs_part(status),
     "refusals": _refusals,
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from node.economics.summary import Economy, economy_of
+from node.economics.values import CutCost, Prefill, Restored, Tier
 from node.metrics.memory import MemoryShape
 from node.metrics.recorder import Recorder
 from node.metrics.views import (
@@ -48,6 +50,23 @@ def accounts() -> Accounts:
     return Accounts(begun, misses, 845_152_256, published=88, damaged=0, memory_bytes=600_000_000)
 
 
+def economy() -> Economy:
+    return economy_of(
+        (
+            CutCost(b"c", 12_288, MEMORY.full_bytes(12_288) + MEMORY.ring_bytes(12_288)),
+            CutCost(
+                b"a", 8_192, MEMORY.full_bytes(8_192) + MEMORY.ring_bytes(8_192),
+                Prefill(0, 8_192, 17.0, 16.0),
+                (
+                    Restored(Tier.DISK, (0.51, 0.31, 0.34)),
+                    Restored(Tier.MEMORY, (0.084,)),
+                ),
+            ),
+            CutCost(b"b", 4_096, 0, Prefill(2_048, 2_048, 4.5, 4.0), ()),
+        )
+    )  # fmt: skip
+
+
 def sessions() -> tuple[SessionView, ...]:
     return (
         SessionView("conv_8f2c41d09ab7", "studio", Standing.SERVING, 24_310, 24_311, 1),
@@ -72,7 +91,7 @@ def status() -> NodeStatus:
     return NodeStatus(
         "studio", "muse-glimmer-24b-4bit", "f16le", "0.7.0", HealthState.OK, "",
         1_790_000_000.0, 93_784.0, LeaseView(11.4, 15.0, 2, 1), MEMORY, floor, counts(), 61.4,
-        LadderView(268_435_456, 536_870_912, 1), accounts(), None, sessions(), 4, 64,
+        LadderView(268_435_456, 536_870_912, 1), accounts(), None, economy(), sessions(), 4, 64,
         (
             NodeView("studio", True, 11.4, 4, "127.0.0.1:8080"),
             NodeView("laptop", False, 9.1, 1),
