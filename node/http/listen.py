@@ -13,8 +13,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from node.config import Address
-from node.errors import CredentialsError, ListenError
-from node.files import read_private, read_public
+from node.errors import ListenError
+from node.http.certificate import LiveCertificate
 from node.http.limits import (
     BACKLOG,
     CONNECTIONS_MAX,
@@ -159,15 +159,4 @@ def _bind(address: Address) -> socket.socket:
 def _tls(options: HttpOptions) -> ssl.SSLContext:
     if options.tls_certificate is None or options.tls_key is None:
         raise RuntimeError("asked for TLS without a certificate")
-    # Read first: ssl's own errors name no file, and a key that others can read is refused.
-    read_public(options.tls_certificate)
-    read_private(options.tls_key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(options.tls_certificate, options.tls_key)
-    except (ssl.SSLError, OSError) as error:
-        raise CredentialsError(
-            f"{options.tls_certificate}, {options.tls_key}: no certificate and its key ({error})"
-        ) from error
-    return context
+    return LiveCertificate(options.tls_certificate, options.tls_key).context
