@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
@@ -33,6 +33,7 @@ from node.credentials import (
     unpin,
 )
 from node.errors import CredentialsError, PeerRefusedError
+from node.unexpected import unexpected
 
 __all__ = [
     "POLICY",
@@ -57,6 +58,9 @@ MESSAGE_BYTES_MAX: Final = limits.CHUNK_PLAINTEXT_BYTES_MAX + (64 << 10)
 
 #: While a stream runs, pins are looked at again when they were last seen this long ago.
 STREAM_AGE_S: Final = 1.0
+
+#: How a call is ended on purpose.
+_ENDS: Final = (grpc.aio.AbortError, grpc.aio.UsageError, grpc.aio.InternalError)
 
 _EVERYBODY: Final = frozenset({Role.NODE, Role.CLIENT})
 
@@ -256,17 +260,34 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
 
             async def stream(request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401
                 await admit(context)
-                async for reply in behaviour(received(request, context), context):
-                    await admit(context, STREAM_AGE_S)
-                    yield reply
+                try:
+                    async for reply in behaviour(received(request, context), context):
+                        await admit(context, STREAM_AGE_S)
+                        yield reply
+                except _ENDS:
+                    raise
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is said and answered
+                    await _end(context, method, error)
 
             return stream
 
         async def single(request: Any, context: Any) -> Any:  # noqa: ANN401
             await admit(context)
-            return await behaviour(received(request, context), context)
+            try:
+                return await behaviour(received(request, context), context)
+            except _ENDS:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is said and answered
+                return await _end(context, method, error)
 
         return single
+
+
+async def _end(context: Any, method: str, error: Exception) -> NoReturn:  # noqa: ANN401
+    """End a call with an error of this program. Left to gRPC, its words went to log and peer."""
+    log.error("%s: an error of this program: %s", method, unexpected(error))
+    await context.abort(grpc.StatusCode.UNKNOWN, "an error of this node; its log says where")
+    raise RuntimeError("abort returned")
 
 
 def _peer_leaf(auth_context: Mapping[str, Any]) -> bytes:

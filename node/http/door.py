@@ -285,10 +285,11 @@ class Guarded:
                 log.warning("%s: %s", endpoint.path, error)
             if told.status is None:
                 await refusal.response()(request.scope, request.receive, told)
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is said and answered
+            # Not on to the server: it would log the error's words, which may be the user's.
+            log.error("%s: an error of this program: %s", endpoint.path, unexpected(error))
             if told.status is None:
                 await broken().response()(request.scope, request.receive, told)
-            raise
 
     async def _handled(self, call: Call) -> Answer:
         """What this node answers, or, where another one owns the session, what that one does."""

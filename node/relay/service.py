@@ -22,6 +22,7 @@ from node.relay.messages import SERVICE, Passed, answer_start, read_passed, spli
 from node.relay.values import RELAYED, Relayed
 from node.status import refuse
 from node.trust import Gate
+from node.unexpected import unexpected
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -122,9 +123,9 @@ async def _answered(app: ASGIApp, passed: Passed, relayed: Relayed) -> AsyncIter
     finally:
         task.cancel()
         await asyncio.wait({task})
-        if not task.cancelled() and task.exception() is not None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
             # The answer was a 500, made by the door; why is for this node's log.
-            log.error("a request of node %s failed", relayed.node, exc_info=task.exception())
+            log.error("a request of node %s failed: %s", relayed.node, unexpected(failure))
 
 
 def _scope(passed: Passed, relayed: Relayed) -> dict[str, Any]:

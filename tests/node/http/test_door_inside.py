@@ -190,3 +190,22 @@ def test_an_error_of_a_stream_is_its_last_event_and_says_nothing_it_should_not()
             assert b"secret" not in b"".join(sent)
 
     within(work(), 10)
+
+
+def test_an_error_of_a_route_says_nothing_of_a_text_in_the_log(tmp_path, model_dir, caplog):
+    """uvicorn itself would log its words."""
+    secret = "what somebody wrote"
+
+    def breaks(_name):
+        raise RuntimeError(secret)
+
+    async def work():
+        async with web_node(tmp_path / "data", model_dir) as web:
+            web.serving.tenants.binding = breaks
+            return await chat(web)
+
+    answer = within(work())
+    assert (answer[0], code(answer)) == (500, "internal_error")
+    assert secret.encode() not in answer[2] and secret not in caplog.text
+    said = "/v1/chat/completions: an error of this program: RuntimeError at "
+    assert caplog.text.count(said) == 1
