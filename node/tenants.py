@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -87,6 +89,7 @@ class Tenants:
         self._model = model
         self._keys = keys
         self._bindings: dict[str, PackBinding] = {}
+        self._making = threading.Lock()
 
     @property
     def default(self) -> str:
@@ -94,16 +97,31 @@ class Tenants:
         return self._keys.default
 
     def binding(self, tenant: str) -> PackBinding:
-        """That of ``tenant``.
+        """That of ``tenant``. Any thread may ask; the first time waits for a disk.
 
         Raises:
             KvpackError: It has no usable key.
         """
         found = self._bindings.get(tenant)
         if found is None:
-            found = PackBinding.of(self._model, self._keys.key(tenant))
-            self._bindings[tenant] = found
+            with self._making:
+                found = self._bindings.get(tenant)
+                if found is None:
+                    found = PackBinding.of(self._model, self._keys.key(tenant))
+                    self._bindings[tenant] = found
         return found
+
+    async def prepare(self, tenant: str) -> None:
+        """Have the binding of ``tenant`` at hand, so that asking for it waits for nothing.
+
+        A new tenant's key is made durable meanwhile: not on the event loop, where a slow disk
+        would hold every answer and the lease.
+
+        Raises:
+            KvpackError: It has no usable key.
+        """
+        if tenant not in self._bindings:
+            await asyncio.to_thread(self.binding, tenant)
 
     def keyring(self) -> Keyring:
         """Of the tenants that came so far."""

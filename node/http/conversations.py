@@ -73,6 +73,8 @@ async def create(call: Call) -> Answer:
         record = await conversations.create(call.tenant, said, msgspec.json.encode(metadata))
         told = msgspec.json.encode(_object(record))
         if retry is not None:
+            # Not with the record: after a crash before its session was claimed, a retry would be
+            # told of a conversation that nobody can use. So it makes another one.
             await call.serving.records.commit(Turn(call.tenant, answer=retry.answer(told)))
         return _json(told)
 

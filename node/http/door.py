@@ -274,6 +274,8 @@ class Guarded:
             caller = door.caller(request, endpoint.access)
             with door.inside(endpoint, caller):
                 call = Call(request, door, caller, told.request_id)
+                if endpoint.computes and door.state is not DoorState.LOADING:
+                    await door.serving.tenants.prepare(caller.tenant)
                 answer = await self._handled(call)
                 await answer(request.scope, request.receive, told)
         except ClientGone:

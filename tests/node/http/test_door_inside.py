@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 from harness import ask, code, web_node, within
 
 from node.errors import NodeBusyError
 from node.http import sse
+from node.http.auth import add_key
 from node.http.door import Served
 from node.http.hangup import ClientGone, unless_gone
 from node.serving.options import ServingOptions
@@ -201,7 +203,7 @@ def test_an_error_of_a_route_says_nothing_of_a_text_in_the_log(tmp_path, model_d
 
     async def work():
         async with web_node(tmp_path / "data", model_dir) as web:
-            web.serving.tenants.binding = breaks
+            web.serving.tenants.prepare = breaks
             return await chat(web)
 
     answer = within(work())
@@ -209,3 +211,30 @@ def test_an_error_of_a_route_says_nothing_of_a_text_in_the_log(tmp_path, model_d
     assert secret.encode() not in answer[2] and secret not in caplog.text
     said = "/v1/chat/completions: an error of this program: RuntimeError at "
     assert caplog.text.count(said) == 1
+
+
+def test_a_new_tenants_key_is_not_written_on_the_loop(tmp_path, model_dir):
+    keys = tmp_path / "api-keys"
+    key = add_key(keys, "alice")
+    threads = []
+
+    async def work():
+        async with web_node(tmp_path / "data", model_dir, api_key_file=keys) as web:
+            tenant_keys = web.serving.tenants._keys
+            plain = tenant_keys.key
+
+            def seen(tenant):
+                threads.append((tenant, threading.get_ident()))
+                return plain(tenant)
+
+            tenant_keys.key = seen
+            body, url = json.dumps(NIGHT).encode(), f"{web.v1}/chat/completions"
+            headers = {"Authorization": f"Bearer {key}"}
+            asked = [asyncio.to_thread(ask, url, "POST", body, **headers) for _ in range(2)]
+            return [answer[0] for answer in await asyncio.gather(*asked)]
+
+    assert within(work()) == [200, 200]
+    # Once, though two came at once; and not where everybody would wait for it.
+    assert [tenant for tenant, _ in threads] == ["alice"]
+    assert threads[0][1] != threading.get_ident()
+    assert (tmp_path / "data" / "keys" / "alice.key").exists()
