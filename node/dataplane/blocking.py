@@ -45,7 +45,7 @@ def fill(connection: socket.socket, view: memoryview) -> None:
     """Read until ``view`` is full.
 
     Raises:
-        OSError: The connection broke or ended, or no byte came within its bound.
+        OSError: The connection broke or ended.
     """
     got = 0
     while got < len(view):

@@ -7,6 +7,7 @@ by these options; it knows no bound for each address.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -33,6 +34,10 @@ _METADATA_BYTES_MAX: Final = 1024
 #: A connection that has said nothing for so long, or has no call for so long, is closed.
 _WAIT_MS: Final = 5_000
 
+#: Each call begins that time anew. So a connection of this age takes no new call; one that it has
+#: goes on to its end.
+_AGE_MS: Final = 20_000
+
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -46,6 +51,7 @@ def _options() -> list[tuple[str, Any]]:
         ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
         ("grpc.server_handshake_timeout_ms", _WAIT_MS),
         ("grpc.max_connection_idle_ms", _WAIT_MS),
+        ("grpc.max_connection_age_ms", _AGE_MS),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
@@ -93,25 +99,55 @@ async def _push(intake: Intake, messages: AsyncIterator[bytes], context: _Contex
     ticket = intake.admit(Plane.GRPC_PLAIN, hello)
     if ticket is not None:
         tags = Tags(ticket.frame_key)
-        # An older stream of the transfer takes nothing more once a Prepare has come; gRPC ends it.
-        with intake.streaming(ticket, lambda: None):
-            if await intake.take(ticket, _frames(messages, tags)):
+        reading = _Reading(messages, tags)
+        with intake.streaming():
+            if await intake.take(ticket, reading.pieces(), reading.end):
                 # Only wakes the source, which then asks over mTLS how much there is.
                 return tags.taken()
     await context.abort(grpc.StatusCode.CANCELLED)
     raise RuntimeError("abort returned")
 
 
-async def _frames(messages: AsyncIterator[bytes], tags: Tags) -> AsyncIterator[memoryview]:
-    """The pieces up to the end of the stream.
+class _Reading:
+    """The frames of one call, read by the task that made this."""
 
-    Raises:
-        DisturbedError: It is not what the source wrote, or ended before its end.
-    """
-    async for message in messages:
-        view = memoryview(message)
-        tags.require(view[:TAG_BYTES], view[TAG_BYTES:])
-        if len(view) == TAG_BYTES:
-            return
-        yield view[TAG_BYTES:]
-    raise DisturbedError("it ended early")
+    def __init__(self, messages: AsyncIterator[bytes], tags: Tags) -> None:
+        self._messages = messages
+        self._tags = tags
+        self._task = asyncio.current_task()
+        self._waits = False
+        self._ended = False
+
+    def end(self) -> None:
+        """Wait for no further message. What is done with one that came is not broken off."""
+        self._ended = True
+        if self._waits and self._task is not None:
+            self._task.cancel()
+
+    async def pieces(self) -> AsyncIterator[memoryview]:
+        """The pieces up to the end of the stream.
+
+        Raises:
+            DisturbedError: It is not what the source wrote, or ended before its end.
+        """
+        while (message := await self._next()) is not None:
+            view = memoryview(message)
+            self._tags.require(view[:TAG_BYTES], view[TAG_BYTES:])
+            if len(view) == TAG_BYTES:
+                return
+            yield view[TAG_BYTES:]
+        raise DisturbedError("it ended early")
+
+    async def _next(self) -> bytes | None:
+        if self._ended:
+            return None
+        self._waits = True
+        try:
+            return await anext(self._messages, None)
+        except asyncio.CancelledError:
+            # By the source, by a node that stops, or by us: only then the call is answered.
+            if not self._ended or self._task is None or self._task.uncancel():
+                raise
+            return None
+        finally:
+            self._waits = False

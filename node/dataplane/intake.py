@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from kvpack.errors import KvpackError
@@ -15,6 +15,8 @@ from node.dataplane.frames import DisturbedError, decode_hello
 from node.dataplane.options import Plane, PlaneOptions, plane_message, plane_value
 from node.dataplane.tickets import TICKET_S, Ticket, Tickets
 from node.errors import InventoryError
+from node.migration.book import OPEN_MAX
+from node.migration.inbound import HangUp
 from node.migration.journal import TransferKey
 from node.migration.target import Transfers
 from node.migration.versions import PLANES
@@ -23,6 +25,9 @@ from node.pb.v1 import migration_pb2 as pb
 from node.trust import STREAM_AGE_S, Gate
 
 log = logging.getLogger(__name__)
+
+#: Streams at once, over all plain planes: one of each transfer, and one that is just being closed.
+STREAMS_MAX: Final = 2 * OPEN_MAX
 
 #: Strangers who knock are told of in the log this often, with their number.
 _TOLD_EVERY_S: Final = 10.0
@@ -35,6 +40,9 @@ class Intake:
         options: Which planes there are, and for whom.
         transfers: What streams go into.
         gate: Knows who is pinned.
+
+    Attributes:
+        streams: How many are open.
     """
 
     def __init__(self, options: PlaneOptions, transfers: Transfers, gate: Gate) -> None:
@@ -43,7 +51,7 @@ class Intake:
         self._gate = gate
         self.tickets = Tickets()
         self.addresses: dict[Plane, Address] = {}
-        self._streams: dict[TransferKey, Callable[[], None]] = {}
+        self.streams = 0
         self._refused = 0
         self._told_s = -_TOLD_EVERY_S
 
@@ -52,11 +60,8 @@ class Intake:
     ) -> pb.PlaneTicket | None:
         """What the answer to a Prepare says of the next stream; None: it is Push, as ever.
 
-        A stream of the transfer that is open ends: whoever prepares again begins anew.
+        A stream that was open was ended by that Prepare: whoever prepares again begins anew.
         """
-        end = self._streams.pop(key, None)
-        if end is not None:
-            end()
         self.tickets.revoke(key)
         plane = plane_value(wish)
         address = None if plane is None else self.addresses.get(plane)
@@ -76,7 +81,8 @@ class Intake:
 
     def admit(self, plane: Plane, hello: bytes) -> Ticket | None:
         """The ticket that a connection shows, if it may open a stream now."""
-        ticket = self.tickets.redeem(plane, decode_hello(hello))
+        full = self.streams >= STREAMS_MAX
+        ticket = None if full else self.tickets.redeem(plane, decode_hello(hello))
         if ticket is None or not self._gate.holds(ticket.peer):
             self.refused()
             return None
@@ -91,24 +97,30 @@ class Intake:
             self._refused, self._told_s = 0, now
 
     @contextlib.contextmanager
-    def streaming(self, ticket: Ticket, end: Callable[[], None]) -> Iterator[None]:
-        """Be the stream of a transfer; ``end`` is called when another one is to take its place."""
-        self._streams[ticket.key] = end
+    def streaming(self) -> Iterator[None]:
+        """Be one of the open streams, from a valid token until the connection is closed."""
+        self.streams += 1
         try:
             yield
         finally:
-            if self._streams.get(ticket.key) is end:
-                del self._streams[ticket.key]
+            self.streams -= 1
 
-    async def take(self, ticket: Ticket, messages: AsyncIterator[memoryview]) -> bool:
+    async def take(
+        self, ticket: Ticket, messages: AsyncIterator[memoryview], hang_up: HangUp
+    ) -> bool:
         """Take the pieces of one stream, the very way that those of Push go.
+
+        Args:
+            ticket: What it showed.
+            messages: Its frames.
+            hang_up: Ends them. Called when the transfer ends, or another stream of it is to begin.
 
         Returns:
             Whether all of them were taken; if not, the stream is to be closed without a word. What
             is wrong with the transfer the source learns over mTLS.
         """
         try:
-            await self._transfers.push(ticket.key, self._pieces(ticket, messages), plain=True)
+            await self._transfers.push(ticket.key, self._pieces(ticket, messages), hang_up)
         except DisturbedError as error:
             log.warning("%s: its %s stream ended: %s", ticket.key, ticket.plane.value, error)
         except KvpackError as error:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import queue
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -23,8 +25,14 @@ from node.migration.wire import PIECE_BYTES_MAX
 #: One is being filled and one opened; a third lets neither wait for the other's last bytes.
 BUFFERS: Final = 3
 
-#: Between two frames the source may be computing. Not longer than a target's lease with a stream.
-PAUSE_S: Final = 900.0
+#: A frame that has begun may take this long, and as long as its piece takes at a crawl: 1 Mbit/s.
+#: Between two frames the source may be computing: that ends with the transfer's lease.
+FRAME_S: Final = 30.0
+FLOOR_BYTES_PER_S: Final = 128 << 10
+
+#: How often it is looked whether a frame is late. Not by the kernel's timer for a read: that begins
+#: anew with each byte on some systems, and with each read on all of them.
+_LOOK_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -50,6 +58,8 @@ class FrameReader:
         self._free: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
         self._arrived: deque[_Arrived | Exception] = deque()
         self._changed = asyncio.Event()
+        self._late_s = math.inf
+        self._look = self._loop.call_later(_LOOK_S, self._end_late)
         self._thread = threading.Thread(target=self._read_all, name="data plane", daemon=True)
         for _ in range(BUFFERS):
             self._free.put(memoryview(bytearray(PIECE_BYTES_MAX)))
@@ -72,6 +82,7 @@ class FrameReader:
 
     async def close(self) -> None:
         """End the connection and the thread."""
+        self._look.cancel()
         blocking.end(self._connection)
         self._free.put(None)
         if self._thread.ident is not None:
@@ -95,14 +106,23 @@ class FrameReader:
 
     def _read(self, buffer: memoryview) -> _Arrived:
         header = buffer[:FRAME_BYTES]
-        blocking.limit(self._connection, socket.SO_RCVTIMEO, PAUSE_S)
-        blocking.fill(self._connection, header)
+        got = self._connection.recv_into(header)
+        self._late_s = time.monotonic() + FRAME_S
+        if not got:
+            raise ConnectionAbortedError("ended early")
+        blocking.fill(self._connection, header[got:])
         length, tag = read_frame_header(header)
-        blocking.limit(self._connection, socket.SO_RCVTIMEO, blocking.STALL_S)
+        self._late_s += length / FLOOR_BYTES_PER_S
         piece = buffer[:length]
         blocking.fill(self._connection, piece)
+        self._late_s = math.inf
         self._tags.require(tag, piece)
         return _Arrived(buffer, length)
+
+    def _end_late(self) -> None:
+        if time.monotonic() > self._late_s:
+            blocking.end(self._connection)
+        self._look = self._loop.call_later(_LOOK_S, self._end_late)
 
     def _tell(self, arrived: _Arrived | Exception) -> None:
         # The loop may be gone where a process ends at once.

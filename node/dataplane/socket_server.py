@@ -102,7 +102,8 @@ class SocketPlane:
                 self._waiting += Counter()  # Forgets addresses of which nobody waits.
             ticket = intake.admit(Plane.SOCKET, hello)
             if ticket is not None:
-                await _take(intake, ticket, connection)
+                with intake.streaming():
+                    await _take(intake, ticket, connection)
 
 
 async def _read_hello(connection: socket.socket) -> bytes:
@@ -123,9 +124,8 @@ async def _take(intake: Intake, ticket: Ticket, connection: socket.socket) -> No
     tags = Tags(ticket.frame_key)
     reader = FrameReader(connection, tags)
     try:
-        with intake.streaming(ticket, lambda: blocking.end(connection)):
-            if not await intake.take(ticket, reader.pieces()):
-                return
+        if not await intake.take(ticket, reader.pieces(), lambda: blocking.end(connection)):
+            return
         # Only wakes the source, which then asks over mTLS how much there is.
         with contextlib.suppress(OSError):
             await asyncio.to_thread(connection.sendall, tags.taken())

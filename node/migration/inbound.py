@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +16,22 @@ from node.engine_thread import EngineThread
 from node.errors import InventoryError, ProbeError, TransferStateError
 from node.migration.messages import Inventory, Offer
 from node.migration.receiver import Receiver
-from node.migration.table import TARGET, Machine, TargetEffect, TargetEvent, TargetState
+from node.migration.table import (
+    TARGET,
+    TARGET_ENDED,
+    Machine,
+    TargetEffect,
+    TargetEvent,
+    TargetState,
+)
 from node.migration.timeline import TargetTimes
 from node.session import Decoded, Session
 
 if TYPE_CHECKING:
     from engine import Logits
+
+#: Ends a stream from its target's end, without waiting for anybody.
+HangUp = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -80,6 +90,7 @@ class Inbound:
         self._stream = 0
         self._streaming = False
         self._plain = False
+        self._hang_up: HangUp | None = None
         self._progress_s = time.monotonic()
 
     @property
@@ -101,13 +112,15 @@ class Inbound:
             raise TransferStateError(f"{event.value}: refused in state {self.state.value}")
 
     def step(self, event: TargetEvent) -> TargetEffect:
-        """Let ``event`` happen; gives the effect to perform.
+        """Let ``event`` happen; gives the effect to perform. With the transfer ends its stream.
 
         Raises:
             TransferStateError: ``event`` is refused now.
         """
         effect = self._machine.on(event)
         self._progress_s = time.monotonic()
+        if self.state in TARGET_ENDED:
+            self._close_stream()
         return effect
 
     def idle_s(self) -> float:
@@ -125,21 +138,24 @@ class Inbound:
         return self._plain
 
     @contextlib.contextmanager
-    def stream(self, *, plain: bool = False) -> Iterator[int]:
+    def stream(self, hang_up: HangUp | None = None) -> Iterator[int]:
         """Be the one open stream; gives its number.
+
+        Args:
+            hang_up: Of a stream beside mTLS. Called when nothing more is taken from it.
 
         Raises:
             TransferStateError: Another one is open.
         """
         self.require_no_stream()
         self._stream += 1
-        self._streaming, self._plain = True, plain
+        self._streaming, self._plain, self._hang_up = True, hang_up is not None, hang_up
         mine = self._stream
         try:
             yield mine
         finally:
             if self._stream == mine:
-                self._streaming = False
+                self._streaming, self._hang_up = False, None
                 # From here on the lease counts.
                 self._progress_s = time.monotonic()
 
@@ -147,6 +163,12 @@ class Inbound:
         """Take no more from the stream that is open: its source has begun to speak anew."""
         self._stream += 1
         self._streaming = False
+        self._close_stream()
+
+    def _close_stream(self) -> None:
+        hang_up, self._hang_up = self._hang_up, None
+        if hang_up is not None:
+            hang_up()
 
     def require_stream(self, number: int) -> None:
         """Raise unless stream ``number`` is the open one.

@@ -40,7 +40,7 @@ from node.migration.admission import (
 )
 from node.migration.book import Book, to_the_end
 from node.migration.held import HeldFile, HeldObjects, NothingHeld
-from node.migration.inbound import Inbound, Outcome
+from node.migration.inbound import HangUp, Inbound, Outcome
 from node.migration.journal import Entry, TransferKey, Verdict
 from node.migration.messages import Inventory, Offer
 from node.migration.receiver import Receiver
@@ -164,7 +164,7 @@ class Transfers(Book):
         await self._target.journal.record(entry.key, TargetState.ABORTED)
 
     async def push(
-        self, key: TransferKey, pieces: AsyncIterator[Piece], *, plain: bool = False
+        self, key: TransferKey, pieces: AsyncIterator[Piece], hang_up: HangUp | None = None
     ) -> int:
         """Take the chunks of one stream. Where it ends says nothing: only Seal does.
 
@@ -177,7 +177,7 @@ class Transfers(Book):
             KvpackError: A chunk was refused; the whole transfer is given up.
         """
         inbound = self._find(key)
-        with inbound.stream(plain=plain) as number:
+        with inbound.stream(hang_up) as number:
             inbound.step(TargetEvent.PIECE)
             async for piece in pieces:
                 if not await self._take_at_once(inbound, number, piece):

@@ -209,7 +209,7 @@ def test_a_socket_stream_that_is_disturbed_anywhere_goes_on_where_it_was(world):
                 assert (result.data_plane, result.plane_fallback) == ("socket", "")
                 assert result.resumed == 1
                 assert result.continuation_verdict == "exact"
-            assert len(intake_of(target)._streams) == 0
+            assert intake_of(target).streams == 0
 
     run(work(), 120.0)
 
