@@ -8,7 +8,7 @@ the fixed grid, so a tile's bytes are a chunk's plaintext as they stand.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvpack import limits
@@ -195,7 +195,21 @@ def check_coverage(
     for spec in specs:
         spec.data_bytes(layout)
         groups.setdefault(spec.layers, []).append((spec.first_position, spec.end_position))
-    holding: list[list[list[tuple[int, int]]]] = [[] for _ in layout.layers]
+    check_runs(layout, position, groups, held)
+
+
+def check_runs(
+    layout: CacheLayout,
+    position: int,
+    groups: Mapping[tuple[int, ...], Sequence[tuple[int, int]]],
+    held: int = 0,
+) -> None:
+    """As :func:`check_coverage`, of ``(first, end)`` of the rows that are there of each group.
+
+    Raises:
+        LayoutMismatchError: The field is ``layers[i].first_position`` or ``layers[i].rows``.
+    """
+    holding: list[list[Sequence[tuple[int, int]]]] = [[] for _ in layout.layers]
     for layers, pieces in groups.items():
         for layer in layers:
             holding[layer].append(pieces)

@@ -9,13 +9,16 @@ from collections.abc import Iterable
 from kvpack import codes
 from kvpack.chunk.reference import ChunkReference
 from kvpack.errors import KvpackError
+from kvpack.layout import CacheLayout
 from kvpack.manifest.model import (
     Component,
+    DistinctReferences,
     DraftModel,
     ForeignRingHead,
     Manifest,
     ParentReference,
 )
+from kvpack.manifest.tally import Tally
 from kvpack.pb.v1 import manifest_pb2 as pb
 from kvpack.wire import rules
 from kvpack.wire.messages import (
@@ -65,13 +68,26 @@ class KnownReferences:
     """References in order, each encoded for a manifest's message when it came, not when it counts.
 
     Whoever sends or takes a pack knows them one after the other; at its end everybody waits.
+
+    Args:
+        references: The first of them.
+        layout: The shape of their rows. What the gate asks of each is then asked when it comes,
+            too.
+
+    Attributes:
+        tally: What those questions came to; None without a layout.
     """
 
-    __slots__ = ("_encoded", "_references")
+    __slots__ = ("_encoded", "_layout", "_references", "_tuple", "tally")
 
-    def __init__(self, references: Iterable[ChunkReference] = ()) -> None:
+    def __init__(
+        self, references: Iterable[ChunkReference] = (), layout: CacheLayout | None = None
+    ) -> None:
+        self._layout = layout
         self._references: list[ChunkReference] = []
         self._encoded: list[bytes] = []
+        self._tuple: tuple[ChunkReference, ...] | None = None
+        self.tally = None if layout is None else Tally(layout)
         for reference in references:
             self.append(reference)
 
@@ -82,16 +98,29 @@ class KnownReferences:
         """One more, at the end."""
         self._references.append(reference)
         self._encoded.append(encode_reference(reference))
+        self._tuple = None
+        if self.tally is not None:
+            self.tally.add(reference)
 
     def truncate(self, count: int) -> None:
         """Forget all but the first ``count``."""
+        if count >= len(self._references):
+            return
         del self._references[count:]
         del self._encoded[count:]
+        self._tuple = None
+        if self._layout is not None:
+            self.tally = Tally(self._layout)
+            for reference in self._references:
+                self.tally.add(reference)
 
     @property
     def references(self) -> tuple[ChunkReference, ...]:
-        """All of them."""
-        return tuple(self._references)
+        """All of them; the same value until another one comes."""
+        if self._tuple is None:
+            distinct = self.tally is not None and self.tally.distinct
+            self._tuple = (DistinctReferences if distinct else tuple)(self._references)
+        return self._tuple
 
     @property
     def encoded(self) -> bytes:

@@ -113,6 +113,15 @@ class ForeignRingHead:
         limits.check_range("ring_head.head", self.head, 0, limits.POSITION_MAX)
 
 
+class DistinctReferences(tuple[ChunkReference, ...]):
+    """References of which no two stand for one thing: whoever makes one has looked.
+
+    Only :class:`kvpack.manifest.KnownReferences` does, which looks at each as it comes.
+    """
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The table of contents of one pack. Holds no tokens, no text and no names.
@@ -172,6 +181,8 @@ def _check_unique(references: tuple[ChunkReference, ...]) -> None:
     Raises:
         FormatError: Names the second of the two.
     """
+    if isinstance(references, DistinctReferences):
+        return
     slots: set[object] = set()
     seal_ids: set[bytes] = set()
     for index, reference in enumerate(references):

@@ -31,6 +31,7 @@ from kvpack.manifest.message import (
     message_seal_ids,
 )
 from kvpack.manifest.model import Manifest
+from kvpack.manifest.tally import Tally
 
 MAGIC: Final = b"KVPM"
 VERSION: Final = 1
@@ -65,7 +66,8 @@ def seal_manifest(
             IdentityMismatchError, LayoutMismatchError.
     """
     _check_key(key, header)
-    check_manifest(decode_header(header), manifest, in_store=in_store)
+    tally = _tally_of(manifest, known)
+    check_manifest(decode_header(header), manifest, in_store=in_store, tally=tally)
     message = encode_message(manifest, known)
     limits.check_range("manifest", len(message), 1, limits.MANIFEST_BYTES_MAX, "bytes")
     stored = _PREFIX.pack(MAGIC, VERSION, bytes(3), len(message)) + message
@@ -119,8 +121,15 @@ def open_under_header(
         raise AuthenticationError("manifest")
     manifest = decode_message(bytes(stored[PREFIX_BYTES:]), known)
     value = decode_header(header)
-    check_manifest(value, manifest, in_store=in_store)
+    check_manifest(value, manifest, in_store=in_store, tally=_tally_of(manifest, known))
     return value, manifest
+
+
+def _tally_of(manifest: Manifest, known: KnownReferences | None) -> Tally | None:
+    """What the references of ``manifest`` came to, if they are the known ones."""
+    if known is None or known.references != manifest.references:
+        return None
+    return known.tally
 
 
 def check_blob(blob: bytes) -> None:

@@ -49,6 +49,7 @@ from kvpack.layout import CacheLayout, Encoding, LayerKind, LayerLayout, Produce
 from kvpack.manifest import (
     Component,
     ForeignRingHead,
+    KnownReferences,
     Manifest,
     ParentReference,
     check_manifest,
@@ -194,6 +195,12 @@ def test_a_reauthenticated_lie_is_refused_by_name_on_both_sides(case: str) -> No
         seal_manifest(KEY, HEADER_BYTES, lie)
     with pytest.raises(error, match=why):
         open_manifest(KEY, HEADER_BYTES, _force(lie))
+    # The same where each reference was looked at as it came.
+    known = KnownReferences(lie.references, LAYOUT)
+    with pytest.raises(error, match=why):
+        seal_manifest(KEY, HEADER_BYTES, lie, known=known)
+    with pytest.raises(error, match=why):
+        open_manifest(KEY, HEADER_BYTES, _force(lie), known=known)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import random
 
 import pytest
 from pack_kit import KEY, KEYRING, pack
 
 from kvpack.bundle import BundleReader
-from kvpack.errors import KvpackError
-from kvpack.manifest import KnownReferences, open_manifest, seal_manifest
+from kvpack.errors import FormatError, KvpackError
+from kvpack.header import decode_header
+from kvpack.manifest import KnownReferences, check_manifest, open_manifest, seal_manifest
 from kvpack.manifest.message import decode_message, encode_message
 
 
@@ -21,11 +23,14 @@ def whole():
     return reader.manifest, reader.index.header_bytes
 
 
-def known(references) -> KnownReferences:
-    return KnownReferences(references)
+@pytest.fixture(params=[False, True], ids=["encoded", "and asked"])
+def known(request, whole):
+    """Makes references known, with and without what the gate asks of each."""
+    layout = decode_header(whole[1]).layout if request.param else None
+    return lambda references: KnownReferences(references, layout)
 
 
-def test_known_references_give_the_manifest_that_reading_gives(whole, monkeypatch):
+def test_known_references_give_the_manifest_that_reading_gives(whole, known, monkeypatch):
     manifest, header = whole
     blob = seal_manifest(KEY, header, manifest)
     read = open_manifest(KEY, header, blob)
@@ -38,7 +43,7 @@ def test_known_references_give_the_manifest_that_reading_gives(whole, monkeypatc
     assert len(seen) == 1, "only the first of them is read"
 
 
-def test_other_references_than_the_known_ones_are_read(whole):
+def test_other_references_than_the_known_ones_are_read(whole, known):
     manifest, header = whole
     references = manifest.references
     blob = seal_manifest(KEY, header, manifest)
@@ -51,7 +56,7 @@ def test_other_references_than_the_known_ones_are_read(whole):
         assert open_manifest(KEY, header, blob, known=known(other)) == manifest
 
 
-def test_references_that_were_encoded_before_give_the_same_blob(whole):
+def test_references_that_were_encoded_before_give_the_same_blob(whole, known):
     manifest, header = whole
     references = known(manifest.references)
     blob = seal_manifest(KEY, header, manifest)
@@ -64,7 +69,7 @@ def test_references_that_were_encoded_before_give_the_same_blob(whole):
     assert seal_manifest(KEY, header, manifest, known=references) == blob
 
 
-def test_every_changed_byte_has_the_same_verdict_with_and_without(whole):
+def test_every_changed_byte_has_the_same_verdict_with_and_without(whole, known):
     manifest, _ = whole
     data, expected = encode_message(manifest), known(manifest.references)
 
@@ -84,3 +89,58 @@ def test_every_changed_byte_has_the_same_verdict_with_and_without(whole):
     start = data.index(expected.encoded)
     twice = data[:start] + expected.encoded + data[start:]
     assert verdict(twice, expected) == verdict(twice)
+
+
+def test_of_references_that_were_asked_as_they_came_none_is_asked_at_the_end(whole, monkeypatch):
+    manifest, header = whole
+    layout = decode_header(header).layout
+    references = KnownReferences(manifest.references, layout)
+    blob = seal_manifest(KEY, header, manifest)
+
+    def ask(*_):
+        raise AssertionError("asked again")
+
+    for name in ("_check_rows", "_check_place", "_check_parts"):
+        monkeypatch.setattr(f"kvpack.manifest.gate.{name}", ask)
+    assert open_manifest(KEY, header, blob, known=references) == manifest
+    # A resumed stream has sent fewer: what the rest came to is forgotten with it.
+    whole_count = len(references)
+    references.truncate(whole_count // 2)
+    for reference in manifest.references[whole_count // 2 :]:
+        references.append(reference)
+    assert seal_manifest(KEY, header, manifest, known=references) == blob
+    with pytest.raises(AssertionError, match="asked again"):
+        open_manifest(KEY, header, blob, known=KnownReferences(manifest.references))
+
+
+def test_in_any_order_references_have_the_verdict_of_being_asked_at_the_end(whole):
+    manifest, header_bytes = whole
+    header, draw = decode_header(header_bytes), random.Random(1)
+
+    def verdict(references, known=None):
+        try:
+            changed = dataclasses.replace(manifest, references=references)
+            check_manifest(header, changed, tally=None if known is None else known.tally)
+        except KvpackError as error:
+            return type(error), str(error)
+        return None
+
+    verdicts = set()
+    for _ in range(60):
+        references = list(manifest.references)
+        draw.shuffle(references)
+        left_out = draw.choice([0, 0, 1, 2])
+        known = KnownReferences(references[left_out:], header.layout)
+        found = verdict(known.references, known)
+        assert found == verdict(tuple(references[left_out:]))
+        verdicts.add(found is None)
+    assert verdicts == {False, True}
+
+
+def test_a_chunk_that_came_twice_is_refused_by_whoever_knew_it(whole):
+    manifest, header = whole
+    twice = KnownReferences(
+        (*manifest.references, manifest.references[0]), decode_header(header).layout
+    )
+    with pytest.raises(FormatError, match="a second time"):
+        dataclasses.replace(manifest, references=twice.references)
