@@ -13,6 +13,9 @@ from bench.measured import MEASURED, Contender
 #: A little above 1 is noise of medians; a cost that grows faster has a slope of its own.
 LINEAR_MAX = 1.1
 
+#: Why a cost may grow faster than what it grows with, for those that were seen to.
+EXPLAINED: dict[tuple[str, str], str] = {}
+
 _AXES = {"context": "tokens", "lookup": "chunks", "sessions": "sessions"}
 
 
@@ -46,7 +49,10 @@ class Series:
     @property
     def word(self) -> str:
         """Whether it grows faster than linearly, by the fit."""
-        return "worse than linear" if self.slope > LINEAR_MAX else "at most linear"
+        if self.slope <= LINEAR_MAX:
+            return "at most linear"
+        why = EXPLAINED.get((self.axis, self.name))
+        return f"worse than linear: {why}" if why else "worse than linear"
 
 
 def series_of(contenders: Iterable[Contender]) -> list[Series]:

@@ -8,12 +8,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.measured import FAILED, NOT_THERE_YET, Contender, Sample
 from bench.peers import MUTUAL
+from bench.real import TITLE
 from bench.turns import NoFigureError, Turn
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,6 +22,7 @@ LIMIT_S = 240.0
 
 #: Protected on the way by mTLS and by each chunk's own seal, which also binds model and position.
 OURS = f"{MUTUAL}; each chunk sealed and bound to model, layer and position"
+AT_REST = "encryption and authentication at rest, bound to model, layer and position"
 PLAIN = "each chunk sealed and bound to model, layer and position; control by mTLS"
 
 #: What ``--data-plane`` calls the planes of the wanted rows beside the default.
@@ -39,14 +41,17 @@ def data_planes() -> Mapping[str, str]:
     return {plane: word for plane, word in _PLANES.items() if word in offered}
 
 
-def bench_move(arguments: Sequence[str], limit_s: float = LIMIT_S) -> dict[str, Any]:
-    """One run over loopback, both ends real processes; its values.
+def bench_move(
+    arguments: Sequence[str], limit_s: float = LIMIT_S, prefix: Sequence[str] = ()
+) -> dict[str, Any]:
+    """One run over loopback, both ends real processes; its values. ``prefix`` runs the command.
 
     Raises:
         NoFigureError: It failed, or a row that was installed is not the one that was sent.
     """
+    command = [*prefix, sys.executable, "-m", "node", "bench", "move", "--loopback", "--json"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "node", "bench", "move", "--loopback", "--json", *arguments],
+        [*command, *arguments],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ,
     )  # fmt: skip
     try:
@@ -68,8 +73,9 @@ def bench_move(arguments: Sequence[str], limit_s: float = LIMIT_S) -> dict[str, 
 
 def move_turn(
     group: str, tokens: int, against: str, *, plane: str = "", spools: bool = False, held: int = 0,
-    pushes: bool = True, suffix: str = "",
-) -> Iterator[Turn]:  # fmt: skip
+    pushes: bool = True, suffix: str = "", real: Callable[[], Path] | None = None,
+    rounds_max: int | None = None,
+) -> Turn:  # fmt: skip
     """One run a round, of a session that decodes on.
 
     Args:
@@ -79,37 +85,44 @@ def move_turn(
         plane: ``b`` or ``c``; empty for the default, mTLS.
         spools: Whether the target writes a durable spool.
         held: Tokens that the target holds.
-        pushes: Whether the push and its yardstick are contenders, too.
+        pushes: Whether the push and its yardstick are measured, too.
         suffix: Of the contenders' names.
+        real: Gives a file of rows that a model computed; None for made ones.
+        rounds_max: It takes part in so many rounds alone.
     """
     word = f"{'_' + plane if plane else ''}{suffix}"
     protects = PLAIN if plane else OURS
     how = f" (plane {plane})" if plane else ""
     disk = ", durable spool" if spools else ""
     part = f", {held:,} tokens held" if held else ""
+    part += "" if real is None else f", {TITLE}"
     move = Contender(
         f"move{word}", f"kvnode: whole move{how}{disk}{part}", group, against, protects
     )
     contenders = [move]
     if pushes:
-        bare = Contender(f"bare_tls{word}", "bare TLS 1.3, the same two processes", group)
+        bare = Contender(
+            f"bare_tls{word}", "bare TLS 1.3, the same two processes", group, protects=MUTUAL
+        )  # fmt: skip
         pushed, sealing = (
-            Contender(f"push{word}{name}", f"kvnode: push of {what} chunks{how}", group, bare.name,
-                      protects)
+            Contender(f"push{word}{name}", f"kvnode: push of {what} chunks{how}{part}", group,
+                      bare.name, protects)
             for name, what in (("", "sealed"), ("_sealing", "not yet sealed"))
         )  # fmt: skip
         contenders += [bare, pushed, sealing]
     arguments = ["--tokens", str(tokens), "--kind", "session", "--held", str(held)]
     arguments += ["--spool"] if spools else []
+    arguments += [] if pushes else ["--without-pushes"]
 
     def once() -> dict[str, Sample]:
         if plane and plane not in data_planes():
             raise NoFigureError(NOT_THERE_YET, "kvnode bench move has no --data-plane for it")
         chosen = ["--data-plane", data_planes()[plane]] if plane else []
-        values = bench_move([*arguments, *chosen])
-        return _samples(values, word)
+        rows = [] if real is None else ["--rows", str(real())]
+        values = bench_move([*arguments, *chosen, *rows])
+        return _samples(values, word) if pushes else {move.name: sample_of_move(values)}
 
-    yield Turn(contenders, once)
+    return Turn(contenders, once, rounds_max=rounds_max)
 
 
 def sample_of_move(values: Mapping[str, Any]) -> Sample:
@@ -119,6 +132,7 @@ def sample_of_move(values: Mapping[str, Any]) -> Sample:
         "hidden_fraction": values["hidden_fraction"],
         "durable_s": values["phases"]["target_durable_s"],
         "sent_bytes": values["payload_bytes"],
+        "wire_bytes": values["wire_bytes"],
     }
     seconds = values["prefill_s"] + values["phases"]["committed_s"]
     return Sample(seconds, values["payload_bytes"] + values["held_bytes"], detail=detail)

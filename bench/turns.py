@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.machine import Busy
-from bench.measured import FAILED, NOT_THERE_YET, Contender, Sample
+from bench.measured import FAILED, MEASURED, NOT_THERE_YET, TIMED_OUT, Contender, Sample
+from bench.verdict import ROUNDS_MIN
 from kvpack.errors import KvpackError
 
 
@@ -22,6 +23,10 @@ class NoFigureError(Exception):
         self.status = status
 
 
+#: What a turn gives: one sample of a contender, or, of something that has rounds of its own, all.
+Samples = Mapping[str, Sample | Sequence[Sample]]
+
+
 @dataclass(frozen=True)
 class Turn:
     """Something that is done once a round.
@@ -31,14 +36,14 @@ class Turn:
         once: Does it; samples by name.
         before: Done before each time, and not counted.
         warm_ups: Times that are not counted at the beginning.
-        rounds_taken: Its contenders have their samples already.
+        rounds_max: It takes part in so many rounds alone; None: in all.
     """
 
     contenders: Sequence[Contender]
-    once: Callable[[], Mapping[str, Sample]]
+    once: Callable[[], Samples]
     before: Callable[[], object] | None = None
     warm_ups: int = 0
-    rounds_taken: bool = False
+    rounds_max: int | None = None
 
 
 def in_process(
@@ -66,33 +71,56 @@ def in_process(
 def take_turns(
     turns: Sequence[Turn],
     rounds: int,
-    limit_s: float,
-    told: Callable[[], object] = lambda: None,
+    end_s: float,
+    told: Callable[[int], object] = lambda number: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Do each ``rounds`` times, at least three as long as ``limit_s`` are not over twice.
+    """Do each ``rounds`` times, as long as what it took the last time still fits.
 
-    Who begins changes from round to round. ``told`` is called after each round.
+    After three rounds another one is begun where a whole one fits. Before, whoever does not fit any
+    more is left out, so that the others have theirs; who never had a turn has timed out. Who begins
+    changes from round to round.
+
+    Args:
+        turns: Who takes part.
+        rounds: At most.
+        end_s: When all has to be over, by ``clock``.
+        told: Called with the round's number after each turn that gave samples.
+        clock: Seconds.
     """
-    start = time.monotonic()
-    living = [turn for turn in turns if not turn.rounds_taken]
+    living, took = list(turns), dict.fromkeys(range(len(turns)), 0.0)
+    order = {id(turn): number for number, turn in enumerate(turns)}
+
+    def done(turn: Turn, number: int | None) -> bool:
+        """Whether it is among the living afterwards."""
+        start_s, which = clock(), order[id(turn)]
+        if start_s + took[which] > end_s:
+            return True
+        lives = _once(turn, number) is not None
+        took[which] = clock() - start_s
+        return lives
+
     for turn in list(living):
-        for _ in range(turn.warm_ups):
-            if turn in living and _once(turn, None) is None:
-                living.remove(turn)
+        if not all(done(turn, None) for _ in range(turn.warm_ups)):
+            living.remove(turn)
     for number in range(rounds):
-        if not living:
+        of_round = [turn for turn in living if turn.rounds_max is None or number < turn.rounds_max]
+        whole_s = sum(took[order[id(turn)]] for turn in of_round)
+        if not of_round or (number >= ROUNDS_MIN and clock() + whole_s > end_s):
             break
-        first = number % len(living)
-        for turn in living[first:] + living[:first]:
-            if _once(turn, number) is None:
+        first = number % len(of_round)
+        for turn in of_round[first:] + of_round[:first]:
+            if not done(turn, number):
                 living.remove(turn)
-        told()
-        passed_s = time.monotonic() - start
-        if passed_s > limit_s * (1 if number >= 2 else 2):
-            break
+            told(number)
+    for turn in living:
+        for contender in turn.contenders:
+            if not contender.samples and contender.status == MEASURED:
+                contender.status = TIMED_OUT
+                contender.reason = "no time was left for it"
 
 
-def _once(turn: Turn, number: int | None) -> Mapping[str, Sample] | None:
+def _once(turn: Turn, number: int | None) -> Samples | None:
     """One time; None where it failed, which its contenders then say."""
     try:
         if turn.before is not None:
@@ -108,13 +136,14 @@ def _once(turn: Turn, number: int | None) -> Mapping[str, Sample] | None:
     after = Busy.now()
     alien = None if after is None else after.alien_cores(busy)
     for contender in turn.contenders:
-        sample = samples.get(contender.name)
-        if sample is None:
+        found = samples.get(contender.name)
+        if found is None:
             contender.status = NOT_THERE_YET
             contender.reason = "not offered by what is measured"
         elif number is not None:
-            marked = dataclasses.replace(sample, round=number, alien_cores=alien)
-            contender.samples.append(marked)
+            one = isinstance(found, Sample)
+            several = [dataclasses.replace(found, round=number)] if one else found
+            contender.samples += [dataclasses.replace(s, alien_cores=alien) for s in several]
     return samples
 
 

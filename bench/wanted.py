@@ -45,6 +45,9 @@ class Wanted:
 
 _SPEED, _TIME, _CPU, _MS = Kind.SPEED, Kind.TIME, Kind.CPU, Kind.MILLISECONDS
 
+#: Rates in Gb/s, and as contenders name them; the last one is beyond where zstd has to gain all.
+_LINKS = (("1", "1"), ("2.5", "2_5"), ("5", "5"), ("7", "7"), ("10", "10"))
+
 WANTED = (
     Wanted("(a) push of sealed chunks, mTLS, into planes, over a bare TLS 1.3 socket",
            "move", "push", ("bare_tls",), _SPEED, 0.85, 1.0),
@@ -66,6 +69,8 @@ WANTED = (
            "move", "move_spool", ("mlx_lm_scp",), _SPEED, 3.5, 4.5),
     Wanted("whole move (c), spool off, over mlx-lm save + scp + load",
            "move", "move_c", ("mlx_lm_scp",), _SPEED, 6.0, 9.0),
+    Wanted("delta move (a), half held already, over the move of all of it",
+           "move", "move_delta", ("move",), _SPEED, 1.0, 1.5),
     Wanted("write a pack of sealed chunks, durable, over an O_DIRECT write",
            "disk", "pack_sealed", ("direct",), _SPEED, 0.8, 0.95),
     Wanted("the same, sealed while it is written",
@@ -80,8 +85,17 @@ WANTED = (
            "network", "push_518", ("sockets_tls",), _CPU, 1.15, 0.9),
     Wanted("CPU of both ends, (a), sealed inside, over the bare TLS pair's",
            "network", "push_518_sealing", ("sockets_tls",), _CPU, 1.3, 1.0),
+    *(Wanted(f"zstd as chosen for {rate} Gb/s, real rows, whole move, over raw: never slower",
+             "link", f"link_{word}_auto", (f"link_{word}_off",), _SPEED, 1.0)
+      for rate, word in _LINKS),
+    Wanted("zstd as chosen for a link without bound, the same",
+           "link", "link_unbound_auto", ("link_unbound_off",), _SPEED, 1.0),
+    *(Wanted(f"zstd as chosen for {rate} Gb/s, over raw on a link that carries as much more as it "
+             "saves: full gain, less 5 parts of 100",
+             "link", f"link_{word}_auto", (f"link_{word}_full",), _SPEED, 0.95, 1.0)
+      for rate, word in _LINKS[:-1]),
     Wanted("prefix lookup, 10^6 chunks, milliseconds",
-           "lookup", "lookup_1000000", (), _MS, 5.0, 1.0),
+           "lookup_slow", "lookup_1000000", (), _MS, 5.0, 1.0),
     Wanted("decode over mlx-lm's loop",
            "engine", "decode", ("decode_mlx_lm",), _SPEED, 1.0, 1.05),
 )  # fmt: skip

@@ -12,6 +12,12 @@ from node.config import Address
 from node.errors import UsageError
 
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
+_ROWS: Final = click.option(
+    "--rows",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Rows that a model computed, repeated, instead of made ones; both ends need the file.",
+)
 _LAYOUT: Final = click.option(
     "--layout",
     default="muse-glimmer",
@@ -57,6 +63,24 @@ def bench() -> None:
     show_default=True,
     help="Where the sealed chunks travel.",
 )
+@_ROWS
+@click.option(
+    "--compression",
+    type=click.Choice(["off", "on", "auto"]),
+    default="off",
+    show_default=True,
+    help="Of rows; auto: as kvnode migrate does on a link of --link-gbits.",
+)
+@click.option(
+    "--link-gbits",
+    type=click.FloatRange(0.001, 1_000_000),
+    help="What the link carries, in Gb/s, for --compression auto.",
+)
+@click.option(
+    "--without-pushes",
+    is_flag=True,
+    help="The move alone, of --kind session: no push and no yardstick before it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def move(
     tokens: int,
@@ -71,6 +95,10 @@ def move(
     stall: float,
     spool: bool,
     data_plane: str,
+    rows: Path | None,
+    compression: str,
+    link_gbits: float | None,
+    without_pushes: bool,
     as_json: bool,
 ) -> None:
     """Move a made cache over the real path and say what it cost.
@@ -87,11 +115,17 @@ def move(
     from node.bench.main import bench_move
     from node.bench.order import BenchOrder, Kind, OtherEnd
     from node.dataplane.options import Plane
+    from node.migrate import compresses
 
+    if link_gbits is not None and compression != "auto":
+        raise UsageError("--link-gbits: only with --compression auto")
     order = replace(
         BenchOrder.of(tokens, held, Kind(kind), layout, stall),
         spools=spool,
         data_plane=Plane(data_plane),
+        rows=rows,
+        compress=compresses(link_gbits) if compression == "auto" else compression == "on",
+        pushes=not without_pushes,
     )
     other = None
     if spool and not loopback:
@@ -114,6 +148,7 @@ def move(
 @click.option("--data-plane", multiple=True, metavar="PLANE=HOST:PORT", help="As kvnode serve has.")
 @click.option("--data-plane-from", multiple=True, metavar="NODE", help="As kvnode serve has.")
 @click.option("--data-plane-without-tls", is_flag=True, help="As kvnode serve has.")
+@_ROWS
 @click.option("--stop-on-stdin-end", is_flag=True, hidden=True)
 def serve(
     address: str,
@@ -124,6 +159,7 @@ def serve(
     data_plane: tuple[str, ...],
     data_plane_from: tuple[str, ...],
     data_plane_without_tls: bool,
+    rows: Path | None,
     stop_on_stdin_end: bool,
 ) -> None:
     """Be the other end of kvnode bench move until SIGTERM.
@@ -145,4 +181,4 @@ def serve(
         Address.parse(address), credentials, data_dir, directory, shares=True, planes=planes
     )
     shape = read_layout(layout)
-    bench_serve(config, layout, shape, spools=spool, stop_on_stdin_end=stop_on_stdin_end)
+    bench_serve(config, layout, shape, spools=spool, rows=rows, stop_on_stdin_end=stop_on_stdin_end)

@@ -12,9 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from bench import link
+from bench.__main__ import ended
 from bench.growth import Series, series_of
 from bench.machine import descendants
-from bench.measured import FAILED, NOT_INSTALLED, Contender, Sample, Spread, speed_ratios
+from bench.measured import (
+    FAILED,
+    NOT_INSTALLED,
+    TIMED_OUT,
+    Contender,
+    Sample,
+    Spread,
+    speed_ratios,
+)
 from bench.peers.pair import require_installed
 from bench.table import BEGIN, END, as_page, judged, put_between
 from bench.turns import NoFigureError, Turn, take_turns
@@ -90,9 +100,76 @@ def test_who_fails_is_reported_and_the_others_go_on():
             raise OSError("it is gone")
         return {"bad": Sample(1.0, 1)}
 
-    take_turns([Turn([bad], sometimes), Turn([good], lambda: {"good": Sample(1.0, 1)})], 4, 60)
+    turns = [Turn([bad], sometimes), Turn([good], lambda: {"good": Sample(1.0, 1)})]
+    take_turns(turns, 4, time.monotonic() + 60)
     assert (bad.status, bad.reason, bad.samples) == (FAILED, "OSError: it is gone", [])
     assert [sample.round for sample in good.samples] == [0, 1, 2, 3] and len(calls) == 2
+
+
+class _Clock:
+    """Seconds that pass where somebody says so."""
+
+    def __init__(self):
+        self.now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+    def turn(self, name, seconds, **more):
+        contender = Contender(name, name, "g")
+
+        def once():
+            self.now_s += seconds
+            return {name: Sample(seconds, 1)}
+
+        return Turn([contender], once, **more)
+
+
+def _rounds(turns, rounds, limit_s, clock):
+    take_turns(turns, rounds, clock.now_s + limit_s, clock=clock)
+    return [[sample.round for sample in turn.contenders[0].samples] for turn in turns]
+
+
+def test_a_round_is_begun_where_a_whole_one_fits():
+    clock = _Clock()
+    turns = [clock.turn("a", 6.0), clock.turn("b", 4.0), clock.turn("c", 1.0, rounds_max=1)]
+    assert _rounds(turns, 9, 52.0, clock) == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0]]
+    assert clock.now_s == 151.0
+
+
+def test_who_does_not_fit_is_left_out_and_what_was_measured_stays():
+    clock = _Clock()
+    turns = [clock.turn("a", 6.0, warm_ups=1), clock.turn("b", 30.0), clock.turn("c", 1.0)]
+    assert _rounds(turns, 3, 60.0, clock) == [[0, 1, 2], [0], [0, 1, 2]]
+    assert clock.now_s <= 160.0 and turns[1].contenders[0].status == "measured"
+    late = [clock.turn("a", 9.0), clock.turn("b", 1.0)]
+    assert _rounds(late, 3, 5.0, clock) == [[0], []]
+    assert late[1].contenders[0].status == TIMED_OUT
+    assert late[1].contenders[0].reason == "no time was left for it"
+
+
+def test_something_with_rounds_of_its_own_gives_them_all_at_once():
+    ours = Contender("x", "x", "g")
+    samples = [Sample(1.0, 0, round=7), Sample(2.0, 0, round=8)]
+    take_turns([Turn([ours], lambda: {"x": samples}, rounds_max=1)], 5, time.monotonic() + 60)
+    assert [(one.round, one.seconds) for one in ours.samples] == [(7, 1.0), (8, 2.0)]
+    assert all(one.alien_cores is not None for one in ours.samples) == Path("/proc").is_dir()
+
+
+def test_a_group_that_is_ended_keeps_what_it_has(tmp_path):
+    result = tmp_path / "result.json"
+    assert ended(result, 9.0) == (TIMED_OUT, "not done in 9 s")
+    for rounds, status in ((2, TIMED_OUT), (3, "measured")):
+        result.write_text(json.dumps([{"samples": []}, {"samples": [{}] * rounds}]))
+        found, reason = ended(result, 9.0)
+        assert found == status and reason.startswith("not done in 9 s")
+
+
+def test_no_link_means_no_figure(monkeypatch):
+    monkeypatch.setattr(link.shutil, "which", lambda tool, path: None)
+    with pytest.raises(NoFigureError, match="unshare") as raised:
+        link.behind(1.0)
+    assert raised.value.status == NOT_INSTALLED
 
 
 def test_what_cannot_be_imported_is_not_installed(tmp_path, monkeypatch):

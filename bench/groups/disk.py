@@ -10,6 +10,7 @@ from bench.format.__main__ import loaded
 from bench.format.pack import make_pack
 from bench.format.write import DIRECT, SEALED, SIGNED, STORED, write_things
 from bench.groups import Order
+from bench.kvnode import AT_REST
 from bench.measured import NOT_INSTALLED, Contender, Sample
 from bench.payload import kv_bytes, noise_file
 from bench.peers import lmcache, nixl
@@ -17,13 +18,12 @@ from bench.peers.pair import peer_turns, stored
 from bench.turns import NoFigureError, Turn, in_process
 
 GROUP = "disk"
-_SEALED = "encryption and authentication at rest, bound to model, layer and position"
 _PIECE_BYTES = 4 << 20
 _NAMES = {
     DIRECT: ("direct", "O_DIRECT write and fsync", "nothing"),
-    STORED: ("pack_sealed", "write a pack of sealed chunks, durable", _SEALED),
-    SEALED: ("pack_sealing", "seal and write a pack, durable", _SEALED),
-    SIGNED: ("pack_signing", "seal, sign and write a pack, durable", f"{_SEALED}; origin"),
+    STORED: ("pack_sealed", "write a pack of sealed chunks, durable", AT_REST),
+    SEALED: ("pack_sealing", "seal and write a pack, durable", AT_REST),
+    SIGNED: ("pack_signing", "seal, sign and write a pack, durable", f"{AT_REST}; origin"),
 }
 
 

@@ -1,67 +1,67 @@
-"""Decode and rollback: the rows of ``python -m bench.engine``, in this bench's shape."""
+"""Decode, rollback and cut: the rows of ``python -m bench.engine``, in this bench's shape."""
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from functools import partial
 
+from bench.child import bench_json
 from bench.groups import Order
-from bench.measured import FAILED, Contender, Sample
-from bench.turns import NoFigureError, Turn
+from bench.measured import Contender, Sample
+from bench.turns import Turn
 
 GROUP = "engine"
-ROOT = Path(__file__).resolve().parents[2]
-_LIMIT_S = 240.0
+NO_BYTES = "no bytes leave the process"
+
+#: Rows of each part by the names that bench.engine gives them: ours, how it is called here, and who
+#: it is beside.
+_PARTS = {
+    "decode": {
+        "decode, tiny muse_glimmer": ("decode", "decode, tiny Muse Glimmer"),
+        "decode, tiny cohere2": ("decode_cohere2", "decode, tiny Cohere2"),
+        "decode, tiny exaone4": ("decode_exaone4", "decode, tiny EXAONE 4"),
+    },
+    "cut": {
+        "cut, head-major": ("cut", "cut: what decoding waits for, head-major"),
+        "cut, token-major": ("cut_token_major", "cut: the same, token-major"),
+    },
+    "rollback": {
+        "rollback, planes of 52 layers, 100 windows": (
+            "rollback", "rollback of 16 tokens after 100 windows, planes of 52 layers"
+        ),
+        "rollback, tiny muse_glimmer, 100 windows": (
+            "rollback_tiny", "rollback of 16 tokens after 100 windows, tiny Muse Glimmer"
+        ),
+    },
+}  # fmt: skip
+_AGAINST = {
+    "decode": ("mlx_lm", "mlx-lm's loop"),
+    "cut": ("copy", "plain copy of the rings"),
+    "rollback": ("near", "the same after 2 windows"),
+}
 
 
 def turns(order: Order) -> Iterator[Turn]:
-    """One run holds all rounds: its own turns are between two loops at one position."""
-    found = _run(["decode"] if order.quick else ["decode", "rollback"], 0.1 if order.quick else 0.5)
-    for row in found["rows"]:
-        word = _word(row["name"])
-        rounds = list(zip(row["rounds_s"]["ours"], row["rounds_s"]["theirs"], strict=True))
-        other = Contender(
-            f"{word}_{_other(row['against'])}", f"{row['against']}: {row['name']}", GROUP
-        )
-        ours = Contender(word, row["name"], GROUP, other.name)
-        for number, (ours_s, theirs_s) in enumerate(rounds):
-            ours.samples.append(Sample(ours_s, 0, round=number))
-            other.samples.append(Sample(theirs_s, 0, round=number))
-        yield _done(ours, other)
+    """One run a part holds all its rounds: its turns are between two things at one position."""
+    scale = 0.1 if order.quick else 0.5
+    for part in ["decode", "cut"] if order.quick else _PARTS:
+        contenders = []
+        for word, title in _PARTS[part].values():
+            other, what = _AGAINST[part]
+            their = Contender(f"{word}_{other}", f"{what}: {title}", GROUP, protects=NO_BYTES)
+            contenders += [Contender(word, title, GROUP, their.name, NO_BYTES), their]
+        yield Turn(contenders, partial(_run, part, scale, order.limit_s), rounds_max=1)
 
 
-def _run(parts: list[str], scale: float) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.engine", "--json", "--scale", str(scale)]
-    command += [word for part in parts for word in ("--only", part)]
-    ran = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+def _run(part: str, scale: float, limit_s: float) -> dict[str, list[Sample]]:
+    found = bench_json(
+        "bench.engine", "--json", "--scale", str(scale), "--only", part, limit_s=limit_s
     )  # fmt: skip
-    if ran.returncode:
-        lines = ran.stderr.strip().splitlines()
-        raise OSError(lines[-1] if lines else f"bench.engine ended with {ran.returncode}")
-    found: dict[str, Any] = json.loads(ran.stdout)
-    return found
-
-
-def _word(name: str) -> str:
-    """``decode`` for the model that a row of what is wanted is about."""
-    words = re.sub(r"\W+", "_", name.lower()).strip("_")
-    return "decode" if words == "decode_tiny_muse_glimmer" else words
-
-
-def _other(against: str) -> str:
-    return "mlx_lm" if against.startswith("mlx-lm") else "reference"
-
-
-def _done(ours: Contender, other: Contender) -> Turn:
-    """A turn that was taken: its samples stay as they are."""
-
-    def once() -> dict[str, Sample]:
-        raise NoFigureError(FAILED, "there was no round")
-
-    return Turn([ours, other], once, rounds_taken=True)
+    samples = {}
+    for row in found["rows"]:
+        word, _ = _PARTS[part][row["name"]]
+        other, _ = _AGAINST[part]
+        for name, side in ((word, "ours"), (f"{word}_{other}", "theirs")):
+            rounds = enumerate(row["rounds_s"][side])
+            samples[name] = [Sample(seconds, 0, round=number) for number, seconds in rounds]
+    return samples

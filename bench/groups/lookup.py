@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+from bench.child import bench_json
 from bench.groups import Order
-from bench.measured import FAILED, NOT_THERE_YET, Contender, Sample
-from bench.turns import NoFigureError, Turn
+from bench.measured import Contender, Sample
+from bench.turns import Turn
 
 GROUP = "lookup"
-ROOT = Path(__file__).resolve().parents[2]
-_LIMIT_S = 500.0
-_QUICK, _USUAL, _SLOW = (1_000,), (1_000, 10_000, 100_000), (1_000_000,)
+KEYED = "names of blocks by a keyed hash; chunks are checked when they are opened"
+_QUICK, _USUAL = (1_000,), (1_000, 10_000, 100_000)
 
 #: Prompts that are looked up, and how they are called here; the first is the one that is wanted.
 _KINDS = {
@@ -29,49 +25,43 @@ _KINDS = {
 
 
 def turns(order: Order) -> Iterator[Turn]:
-    """One run holds all rounds: each lookup is timed by itself."""
-    sizes = _QUICK if order.quick else _USUAL + (_SLOW if order.slow else ())
-    contenders = [
-        Contender(_word(kind, size), f"lookup among {size:,} chunks: {title}", GROUP)
-        for size in sizes
-        for kind, title in _KINDS.items()
-    ]
-    if importlib.util.find_spec("bench.index.__main__") is None:
-        yield Turn(contenders, lambda: _refuse(NOT_THERE_YET, "no bench.index in this checkout"))
-        return
-    try:
-        rows = _run(sizes)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        reason = str(error)
-        yield Turn(contenders, lambda: _refuse(FAILED, reason))
-        return
-    known = {contender.name: contender for contender in contenders}
-    for row in rows:
-        for kind in _KINDS:
-            contender = known.get(_word(kind, int(row["chunks"])))
-            if contender is not None:
-                contender.samples += _samples(row, kind)
-    yield Turn([one for one in contenders if one.samples], dict, rounds_taken=True)
-    empty = [one for one in contenders if not one.samples]
-    if empty:
-        yield Turn(empty, lambda: _refuse(FAILED, "bench.index gave no row"))
+    """A store of each size. Its run holds all rounds: each lookup is timed by itself."""
+    yield from turns_of(GROUP, _QUICK if order.quick else _USUAL, order)
+
+
+def turns_of(group: str, sizes: tuple[int, ...], order: Order) -> Iterator[Turn]:
+    """A turn for each of the sizes."""
+    for size in sizes:
+        contenders = [
+            Contender(
+                _word(kind, size), f"lookup among {size:,} chunks: {title}", group, protects=KEYED
+            )
+            for kind, title in _KINDS.items()
+        ]
+        yield Turn(contenders, partial(_looked_up, size, order.limit_s), rounds_max=1)
+
+
+def _looked_up(size: int, limit_s: float) -> dict[str, list[Sample]]:
+    rows = _run(size, limit_s)
+    return {
+        _word(kind, size): samples
+        for row in rows
+        for kind in _KINDS
+        if (samples := _samples(row, kind))
+    }
 
 
 def _word(kind: str, size: int) -> str:
     return f"lookup{'' if kind == 'hit' else '_' + kind}_{size}"
 
 
-def _run(sizes: tuple[int, ...]) -> list[Mapping[str, Any]]:
+def _run(size: int, limit_s: float) -> list[Mapping[str, Any]]:
     # Chunks that no lookup opens are made up: they take no room and no time to be sealed.
-    command = [sys.executable, "-m", "bench.index", "--json", "--only", "lookup", "--stubs"]
-    command += ["--chunks", ",".join(map(str, sizes))]
-    ran = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+    found = bench_json(
+        "bench.index", "--json", "--only", "lookup", "--stubs", "--chunks", str(size),
+        limit_s=limit_s,
     )  # fmt: skip
-    if ran.returncode:
-        lines = ran.stderr.strip().splitlines()
-        raise OSError(lines[-1] if lines else f"bench.index ended with {ran.returncode}")
-    return [row for row in _flat(json.loads(ran.stdout)["index"]) if "chunks" in row]
+    return [row for row in _flat(found["index"]) if "chunks" in row]
 
 
 def _flat(rows: list[Any]) -> Iterator[dict[str, Any]]:
@@ -88,7 +78,3 @@ def _samples(row: Mapping[str, Any], kind: str) -> list[Sample]:
         names = (f"{kind}_least_ms", f"{kind}_median_ms", f"{kind}_p95_ms")
         every = [row[name] for name in names if name in row]
     return [Sample(value / 1e3, 0, round=number) for number, value in enumerate(every)]
-
-
-def _refuse(status: str, reason: str) -> dict[str, Sample]:
-    raise NoFigureError(status, reason)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from functools import partial
 
 from bench.groups import Order
 from bench.kvnode import move_turn
 from bench.payload import kv_bytes, noise_file
 from bench.peers import certificates, flight, mooncake, nixl, sockets, zeromq
 from bench.peers.pair import peer_turns
+from bench.real import real_rows
 from bench.turns import Turn
 
 GROUP = "network"
@@ -29,8 +32,11 @@ def turns(order: Order) -> Iterator[Turn]:
                     contender.against = ""
             yield turn
     for plane in ("", "b", "c"):
-        for turn in move_turn(GROUP, order.tokens, REFERENCE, plane=plane, suffix="_518"):
-            yield _against_tcp(turn)
+        yield _against_tcp(move_turn(GROUP, order.tokens, REFERENCE, plane=plane, suffix="_518"))
+    real = partial(real_rows, order.folder)
+    yield _against_tcp(
+        move_turn(GROUP, order.tokens, REFERENCE, suffix="_518_real", real=real, rounds_max=3)
+    )
 
 
 def _against_tcp(turn: Turn) -> Turn:
@@ -39,4 +45,4 @@ def _against_tcp(turn: Turn) -> Turn:
     for contender in kept:
         if contender.name.startswith("push"):
             contender.against = REFERENCE
-    return Turn(kept, turn.once)
+    return dataclasses.replace(turn, contenders=kept)

@@ -61,7 +61,9 @@ async def measure_loopback(order: BenchOrder) -> dict[str, Any]:
 
 
 def _common(work: Path, name: str, order: BenchOrder) -> list[str]:
+    sample = [] if order.rows is None else ["--rows", str(order.rows)]
     return [
+        *sample,
         "--layout", order.layout_name,
         "--data-dir", str(work / f"{name}-data"),
         "--credentials", str(work / f"{name}-credentials"),
@@ -75,6 +77,8 @@ def _asked(order: BenchOrder) -> Sequence[str]:
         "--kind", order.kind.value,
         "--stall", str(order.stall_s),
         "--data-plane", order.data_plane.value,
+        "--compression", "on" if order.compress else "off",
+        *([] if order.pushes else ["--without-pushes"]),
     ]  # fmt: skip
 
 

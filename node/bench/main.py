@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
 from kvpack.errors import EXIT_FAILURE, EXIT_GOOD
@@ -13,7 +14,7 @@ from kvpack.layout import CacheLayout
 from node.bench.loopback import measure_loopback
 from node.bench.measure import measure
 from node.bench.model import MadeModel
-from node.bench.order import BenchOrder, OtherEnd
+from node.bench.order import BenchOrder, OtherEnd, row_source
 from node.bench.report import as_page, as_values
 from node.bench.serve import bench_fitting
 from node.config import ServeConfig
@@ -41,6 +42,7 @@ def bench_serve(
     layout: CacheLayout,
     *,
     spools: bool,
+    rows: Path | None,
     stop_on_stdin_end: bool,
 ) -> None:
     """Be the other end until told to stop.
@@ -48,7 +50,8 @@ def bench_serve(
     Raises:
         KvpackError: The node could not be started.
     """
-    fitting = bench_fitting(MadeModel(layout_name, layout), config, takes=True, spools=spools)
+    model = MadeModel(layout_name, layout, row_source(layout, rows))
+    fitting = bench_fitting(model, config, takes=True, spools=spools)
     serve(config, stop_on_stdin_end=stop_on_stdin_end, fitting=fitting)
 
 

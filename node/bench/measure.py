@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
+from kvpack.chunk import Codec
 from kvpack.errors import KvpackError
 from node.bench.model import FURTHER_TOKENS, MadeModel, token_ids
 from node.bench.order import BenchOrder, Kind, OtherEnd, bench_config
 from node.bench.peer import Peer
-from node.bench.sealed import Pushed, push_sealed
+from node.bench.sealed import Pushed, push_sealed, push_warm
 from node.bench.serve import bench_fitting
 from node.bench.sockets import SocketBytes
 from node.bench.usage import MemoryMark
 from node.config import Address
-from node.dataplane.options import Plane
 from node.migration.orders import Moved, Order
 from node.pb.v1 import bench_pb2
 from node.server import Node, running
@@ -37,7 +37,7 @@ class Measured:
 
     Attributes:
         order: What was asked for.
-        pushed: The push of sealed chunks and its yardstick.
+        pushed: The push of sealed chunks and its yardstick; None where it was not asked for.
         moved: The move.
         prefill_asked_s: How long prefill was told to take; none for a live session.
         growth_bytes: Highest resident memory of the source over that before the move; its planes
@@ -47,7 +47,7 @@ class Measured:
     """
 
     order: BenchOrder
-    pushed: Pushed
+    pushed: Pushed | None
     moved: Moved
     prefill_asked_s: float
     growth_bytes: int | None
@@ -68,12 +68,17 @@ async def measure(order: BenchOrder, other: OtherEnd) -> Measured:
         other.directory_url,
         shares=False,
     )
-    model = MadeModel(order.layout_name, order.layout)
+    model = MadeModel(order.layout_name, order.layout, order.row_source())
     model.made_tokens = order.position
     fitting = bench_fitting(model, config, takes=False)
     async with running(config, fitting) as node, Peer(other) as peer:
         prompt = token_ids(order.tokens)
-        pushed = await push_sealed(node, peer, prompt, order.data_plane)
+        pushed = None
+        if order.pushes:
+            codec = Codec.ZSTD_SPLIT if order.compress else Codec.RAW
+            pushed = await push_sealed(node, peer, prompt, order.data_plane, codec)
+        else:
+            await push_warm(node, peer, prompt, order.data_plane)
         return await _move(node, model, peer, order, prompt, pushed)
 
 
@@ -83,11 +88,11 @@ async def _move(
     peer: Peer,
     order: BenchOrder,
     prompt: list[int],
-    pushed: Pushed,
+    pushed: Pushed | None,
 ) -> Measured:
     session = await node.sessions.open(f"bench-move-{secrets.token_hex(8)}")
     prefill_s = 0.0
-    if order.kind is Kind.PROMPT:
+    if order.kind is Kind.PROMPT and pushed is not None:
         prefill_s = PREFILL_OVER_TRANSFER * pushed.sealing.payload_bytes / pushed.sealed.bytes_per_s
         model.pace.prefill_s_per_token = prefill_s / order.position
     else:
@@ -100,16 +105,17 @@ async def _move(
         sent = prompt if order.kind is Kind.PROMPT else []
         sockets = SocketBytes(peer.address.host)
         async with sockets.watching():
-            moved = await _moved(node, session, peer, sent, order.data_plane)
+            moved = await _moved(node, session, peer, sent, order)
         growth_bytes = mark.peak_growth_bytes()
     ended = await peer.end(session.session_id)
     return Measured(order, pushed, moved, prefill_s, growth_bytes, ended, sockets.total)
 
 
 async def _moved(
-    node: Node, session: Session, peer: Peer, prompt: list[int], plane: Plane
+    node: Node, session: Session, peer: Peer, prompt: list[int], order: BenchOrder
 ) -> Moved:
-    target = Order(peer.name, peer.address, data_plane=plane)
+    plane, compress = order.data_plane, order.compress
+    target = Order(peer.name, peer.address, compress=compress, data_plane=plane)
     async for event in node.moves.start(session.session_id, session.token, prompt, target):
         if isinstance(event, Moved):
             return event

@@ -216,16 +216,19 @@ class MadeModel:
     """
 
     def __init__(
-        self, name: str, layout: CacheLayout, seed: int = 1, further_tokens: int = FURTHER_TOKENS
+        self,
+        name: str,
+        layout: CacheLayout,
+        rows: RowSource | None = None,
+        further_tokens: int = FURTHER_TOKENS,
     ) -> None:
         self.name = name
         self.layout = layout
         self.further_tokens = further_tokens
-        self.rows = RowSource(layout, seed)
+        self.rows = rows or RowSource(layout)
         self.pace = Pace()
         self.made_tokens = 0
         self.planes_bytes = 0
-        self._seed = seed
 
     @property
     def context(self) -> int:
@@ -251,7 +254,7 @@ class MadeModel:
 
     def identity(self, tenant: str) -> Identity:
         """The identity of rows that nobody computed: never that of a model's."""
-        made = blake3(b"kvnode bench rows" + self._seed.to_bytes(8, "little")).digest()
+        made = blake3(self.rows.name).digest()
         return Identity(
             tenant=tenant,
             weights_digest=made,

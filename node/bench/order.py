@@ -10,6 +10,7 @@ from typing import Final
 from kvpack.errors import LimitError
 from kvpack.layout import CacheLayout
 from node.bench.geometry import cut_bytes, read_layout
+from node.bench.rows import RowSource, SampleRows
 from node.config import Address, ServeConfig
 from node.dataplane.options import Plane, PlaneOptions
 from node.errors import UsageError
@@ -38,6 +39,9 @@ class BenchOrder:
         stall_s: How long the target stops reading, once, in the middle of the move.
         data_plane: Where chunks travel.
         spools: Whether a target that is started for it writes what arrives to disk, durably.
+        rows: A sample of rows that a model computed, for both ends; None for made ones.
+        compress: Whether rows are compressed where that saves 3 % or more.
+        pushes: Whether pushes and their yardsticks are measured before the move.
 
     Raises:
         UsageError: The numbers do not go together.
@@ -51,6 +55,9 @@ class BenchOrder:
     stall_s: float = 0.0
     data_plane: Plane = Plane.MTLS
     spools: bool = False
+    rows: Path | None = None
+    compress: bool = False
+    pushes: bool = True
 
     @classmethod
     def of(
@@ -64,6 +71,16 @@ class BenchOrder:
             cut_bytes(self.layout, self.tokens, self.held_tokens)
         except LimitError as error:
             raise UsageError(f"--tokens, --held: {error}") from error
+        if not self.pushes and self.kind is Kind.PROMPT:
+            raise UsageError("--without-pushes: a prompt is prefilled at the rate of a push")
+
+    def row_source(self) -> RowSource:
+        """What makes the rows.
+
+        Raises:
+            KvpackError: The sample does not fit.
+        """
+        return row_source(self.layout, self.rows)
 
     @property
     def position(self) -> int:
@@ -91,6 +108,15 @@ class OtherEnd:
     def directory_url(self) -> str:
         """The directory is the other end's: nothing else has to be set up."""
         return f"grpc://{self.node}@{self.address}"
+
+
+def row_source(layout: CacheLayout, sample: Path | None) -> RowSource:
+    """Rows of ``sample``, or made ones.
+
+    Raises:
+        KvpackError: The sample is none, or does not fit ``layout``.
+    """
+    return RowSource(layout) if sample is None else SampleRows(layout, sample)
 
 
 def bench_config(

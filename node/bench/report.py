@@ -31,6 +31,8 @@ def as_values(measured: Measured) -> dict[str, Any]:
         "moved_tokens": moved.position + 1,
         "kind": order.kind.value,
         "layout": order.layout_name,
+        "rows": "made" if order.rows is None else "sample",
+        "compressed": order.compress,
         "data_plane": moved.data_plane.value,
         "plane_fallback": moved.plane_fallback,
         "kv_bytes": nope + swa,
@@ -42,8 +44,7 @@ def as_values(measured: Measured) -> dict[str, Any]:
         "wire_bytes": moved.wire_bytes,
         "socket_bytes": measured.socket_bytes,
         "objects": moved.objects,
-        **_rates(pushed),
-        "round_trip_s": pushed.rtt_s,
+        **({} if pushed is None else _rates(pushed)),
         "prefill_simulated": True,
         "prefill_over_transfer": PREFILL_OVER_TRANSFER,
         "prefill_asked_s": measured.prefill_asked_s,
@@ -51,7 +52,7 @@ def as_values(measured: Measured) -> dict[str, Any]:
         "payload_bytes_after_zero": timeline.payload_bytes_after_zero,
         "hidden_fraction": timeline.hidden_fraction,
         "exposed_handover_s": timeline.exposed_handover_s,
-        "exposed_bound_s": _exposed_bound_s(measured),
+        **({} if pushed is None else {"exposed_bound_s": _exposed_bound_s(measured, pushed)}),
         "phases": _phases(measured),
         "source_peak_over_kv_bytes": measured.growth_bytes,
         "target_peak_over_kv_bytes": (
@@ -81,6 +82,7 @@ def _rates(pushed: Pushed) -> dict[str, float]:
         "sealing_push_over_tls": sealing.bytes_per_s / tls.bytes_per_s,
         **_cpu(sealing, "sealing_"),
         "sealing_cpu_over_tls": sealing.cpu_s_per_byte / tls.cpu_s_per_byte,
+        "round_trip_s": pushed.rtt_s,
     }
 
 
@@ -114,11 +116,11 @@ def exposed_tail_bytes(order: BenchOrder) -> int:
     return call_bytes + (window_bytes(order.layout) if order.kind is Kind.SESSION else 0)
 
 
-def _exposed_bound_s(measured: Measured) -> float:
+def _exposed_bound_s(measured: Measured, pushed: Pushed) -> float:
     timeline = measured.moved.timeline
-    tail_s = exposed_tail_bytes(measured.order) / measured.pushed.sealed.bytes_per_s
+    tail_s = exposed_tail_bytes(measured.order) / pushed.sealed.bytes_per_s
     commit_s = timeline.committed_s - timeline.sealed_s
-    return _TAIL_FACTOR * tail_s + commit_s + _ALLOWED_S + measured.pushed.rtt_s
+    return _TAIL_FACTOR * tail_s + commit_s + _ALLOWED_S + pushed.rtt_s
 
 
 def as_page(values: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from kvpack.chunk import seal_tile
+from kvpack.chunk import Codec, seal_tile
 from kvpack.snapshot import cut_tile_specs
 from kvpack.wire import encode_numerics
 from node.bench.peer import Peer
@@ -86,29 +86,61 @@ class Pushed:
     rtt_s: float
 
 
-async def push_sealed(node: Node, peer: Peer, token_ids: list[int], plane: Plane) -> Pushed:
-    """Measure all of it on a session of ``token_ids``, which is closed again.
+async def push_sealed(
+    node: Node, peer: Peer, token_ids: list[int], plane: Plane, codec: Codec
+) -> Pushed:
+    """Measure all of it on a session of ``token_ids``, which is closed again. Rows by ``codec``.
 
     Raises:
         KvpackError: The target refused, or went away.
     """
+    async with _prefilled(node, token_ids) as session:
+        pieces, sizes = await node.sessions.engine.call(_seal_all, node, session, codec)
+        sealed, tls, tcp = await _push_sealed(node, peer, session, plane, pieces, sizes)
+        pieces.clear()
+        sealing = await _push_sealing(node, peer, session, plane, codec, sum(sizes))
+        return Pushed(sealed, sealing, tls, tcp, await peer.round_trip_s())
+
+
+async def push_warm(node: Node, peer: Peer, token_ids: list[int], plane: Plane) -> None:
+    """Push a first part alone, so that both processes have the memory that streams use.
+
+    Raises:
+        KvpackError: The target refused, or went away.
+    """
+    async with _prefilled(node, token_ids) as session:
+        pieces, _ = await node.sessions.engine.call(
+            _seal_all, node, session, Codec.RAW, only_warm=True
+        )
+        transfer = await _Transfer.begin(node, peer, session, plane)
+        await _write_all(await transfer.stub(), transfer, pieces)
+        await transfer.abort()
+
+
+@asynccontextmanager
+async def _prefilled(node: Node, token_ids: list[int]) -> AsyncIterator[Session]:
     session = await node.sessions.open(f"bench-push-{secrets.token_hex(8)}")
     async with node.sessions.hold(session.session_id, session.token):
         await node.sessions.append(session, token_ids)
-        pieces, sizes = await node.sessions.engine.call(_seal_all, node, session)
         try:
-            sealed, tls, tcp = await _push_sealed(node, peer, session, plane, pieces, sizes)
-            pieces.clear()
-            sealing = await _push_sealing(node, peer, session, plane, sum(sizes))
-            return Pushed(sealed, sealing, tls, tcp, await peer.round_trip_s())
+            yield session
         finally:
             await node.sessions.close(session)
 
 
-def _seal_all(node: Node, session: Session) -> tuple[list[bytes], list[int]]:
-    context, pieces, sizes = node.moves.binding.context, [], []
-    for spec in cut_tile_specs(node.moves.binding.layout, session.position):
-        chunk = seal_tile(context, session.generation.read_tile(spec))
+def _seal_all(
+    node: Node, session: Session, codec: Codec, *, only_warm: bool = False
+) -> tuple[list[bytes], list[int]]:
+    """All chunks, or the warm ones, and their plaintexts' sizes."""
+    binding = node.moves.binding
+    width = binding.layout.encoding.element_bytes
+    specs = cut_tile_specs(binding.layout, session.position)
+    if only_warm:
+        specs = specs[: _warm_pieces([spec.data_bytes(binding.layout) for spec in specs])]
+    pieces, sizes = [], []
+    for spec in specs:
+        tile = session.generation.read_tile(spec)
+        chunk = seal_tile(binding.context, tile, codec, element_bytes=width)
         pieces.append(wire.encode_object(chunk.object))
         sizes.append(chunk.reference.plain_bytes)
     return pieces, sizes
@@ -141,11 +173,11 @@ async def _push_sealed(
 
 
 async def _push_sealing(
-    node: Node, peer: Peer, session: Session, plane: Plane, payload_bytes: int
+    node: Node, peer: Peer, session: Session, plane: Plane, codec: Codec, payload_bytes: int
 ) -> Cost:
     moves, cost = node.moves, Cost(payload_bytes)
     tape = Tape.known(moves.binding.layout, session.position)
-    producer = Producer(node.sessions.engine, moves.binding, session, tape, _never)
+    producer = Producer(node.sessions.engine, moves.binding, session, tape, _never, codec)
     transfer = await _Transfer.begin(node, peer, session, plane)
     stub = await transfer.stub()
     async with _spending(peer, cost):

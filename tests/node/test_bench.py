@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import node_support
 import numpy as np
@@ -19,7 +20,7 @@ from node.bench.measure import measure
 from node.bench.model import MadeModel
 from node.bench.order import BenchOrder, Kind, OtherEnd, bench_config
 from node.bench.report import as_page, as_values, exposed_tail_bytes
-from node.bench.rows import RowSource
+from node.bench.rows import RowSource, SampleRows
 from node.bench.serve import bench_fitting
 from node.config import Address
 from node.errors import UsageError
@@ -248,9 +249,89 @@ def test_a_row_that_is_not_the_one_sent_is_counted(small):
     assert generation.planes.count_equal(model.rows, 500) == (compared, compared - 1)
 
 
+def _sample(path, elements=16):
+    """Few rows, whose high bytes are alike as a cache's are."""
+    random = np.random.default_rng(3)
+    arrays = {
+        name: random.integers(0, 1 << 10, (2, count, elements), np.uint16)
+        for name, count in (("full", 700), ("swa", 90))
+    }
+    np.savez(path, **arrays)
+    return arrays
+
+
+def test_rows_of_a_sample_are_repeated_and_told_apart(tmp_path):
+    arrays = _sample(tmp_path / "rows.npz")
+    layer = {"kv_heads": 1, "key_dim": 16, "value_dim": 16}
+    layers = [{"window_tokens": 300, **layer}, {"window_tokens": None, **layer}]
+    (tmp_path / "layout.json").write_text(
+        json.dumps({"encoding": "f16le", "max_context_tokens": 4096, "layers": layers})
+    )
+    layout = read_layout(str(tmp_path / "layout.json"))
+    source = SampleRows(layout, tmp_path / "rows.npz")
+    rows = np.empty((1500, 32), np.uint8)
+    source.fill(0, 1, 50, rows)
+    assert np.array_equal(rows.view(np.uint16), arrays["swa"][1][np.arange(50, 1550) % 90])
+    assert source.count_equal(0, 1, 50, rows) == 1500 and source.count_equal(0, 1, 51, rows) == 0
+    source.fill(1, 0, 0, rows)
+    assert np.array_equal(rows[:700].view(np.uint16), np.roll(arrays["full"][0], -263, axis=0))
+    assert np.array_equal(rows[:700], rows[700:1400]) and source.name != RowSource(layout).name
+
+
+def test_a_sample_that_is_none_or_does_not_fit_is_refused_by_name(small, tmp_path):
+    layout, path = read_layout(small), tmp_path / "rows.npz"
+    with pytest.raises(UsageError, match=r"--rows .*rows\.npz"):
+        SampleRows(layout, path)
+    for arrays in ({"full": np.ones((2, 9, 4), "<u2")}, {"full": np.ones(9), "swa": np.ones(9)}):
+        np.savez(path, **arrays)
+        with pytest.raises(UsageError, match="expected arrays full and swa"):
+            SampleRows(layout, path)
+    _sample(path)
+    with pytest.raises(KvpackError, match=r"layers\[1\]\.row_bytes"):
+        SampleRows(layout, path)
+
+
+def test_a_compressed_move_alone_carries_less_and_arrives_whole(world, tmp_path):
+    """Rows of a sample; no push before the move."""
+    layer = {"kv_heads": 1, "key_dim": 16, "value_dim": 16}
+    layers = [{"window_tokens": 300, **layer}, {"window_tokens": None, **layer}]
+    shape = tmp_path / "layout.json"
+    shape.write_text(
+        json.dumps({"encoding": "f16le", "max_context_tokens": 8192, "repeat": 8, "layers": layers})
+    )
+    _sample(tmp_path / "rows.npz")
+    config = bench_config(
+        Address("127.0.0.1", 0), world.credentials("target"), world.root / "target-data",
+        f"sqlite:{world.root / 'directory.sqlite'}", shares=True,
+    )  # fmt: skip
+    order = replace(
+        BenchOrder.of(1_500, 0, Kind.SESSION, str(shape), 0.0),
+        rows=tmp_path / "rows.npz", compress=True, pushes=False,
+    )  # fmt: skip
+    taking = MadeModel(str(shape), order.layout, order.row_source())
+
+    async def run():
+        async with running(config, bench_fitting(taking, config, takes=True)) as target:
+            other = OtherEnd(
+                str(target.address), "target", world.credentials("source"),
+                world.root / "source-data",
+            )  # fmt: skip
+            return as_values(await measure(order, other))
+
+    values = node_support.run(run())
+    assert values["installed_equal"] is True and values["rows_compared"] > 0
+    assert (values["rows"], values["compressed"]) == ("sample", True)
+    assert values["wire_bytes"] < 0.9 * values["payload_bytes"]
+    assert "push_s" not in values and "exposed_bound_s" not in values
+    assert "wire_bytes" in as_page(values)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["--tokens", "600", "--loopback", "--without-pushes"],
+        ["--tokens", "600", "--loopback", "--link-gbits", "1"],
+        ["--tokens", "600", "--loopback", "--rows", "nowhere.npz"],
         ["--tokens", "600"],
         ["--tokens", "600", "--loopback", "--to", "127.0.0.1:1"],
         ["--tokens", "600", "--to", "127.0.0.1:1"],
