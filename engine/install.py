@@ -6,25 +6,21 @@ the generation exists only once every row arrived, and publishing it is the owne
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.device_copy import DeviceBuffer, Writer
+from engine.device_copy import Writer
 from engine.device_route import copier
-from engine.dtypes import (
-    HostArray,
-    host_fill_works,
-    host_view,
-    mlx_dtype,
-    token_major,
-)
+from engine.dtypes import HostArray
 from engine.encodings import host_dtype
 from engine.generation import Generation, Network
-from engine.origins import Origins, physical_rows
+from engine.host_buffer import Buffers, new_buffers
+from engine.origins import Origins, Segment, physical_rows
 from engine.planes import Plane, PlaneShape
 from kvpack.errors import LayoutMismatchError
 from kvpack.identity import CallSchedule
@@ -42,64 +38,17 @@ class MissingRows:
     token_count: int
 
 
-class _Buffer:
-    """A plane's buffer while it is filled from the host."""
-
-    __slots__ = ("_array", "_dim", "_host", "_rows", "_shape")
-
-    def __init__(self, shape: PlaneShape, rows: int, dim: int) -> None:
-        self._shape = shape
-        self._rows = rows
-        self._dim = dim
-        size = shape.buffer_shape(rows, dim)
-        self._array: mx.array | None = None
-        if host_fill_works():
-            self._array = mx.zeros(size, mlx_dtype(shape.encoding))
-            mx.eval(self._array)
-            self._host = host_view(self._array, shape.encoding)
-        else:
-            self._host = np.zeros(size, host_dtype(shape.encoding))
-
-    def rows(self) -> HostArray:
-        """Writable view ``[rows, kv_heads, dim]``."""
-        return token_major(self._host, self._shape.layout)
-
-    def write(self, slot: int, rows: HostArray, writer: Writer | None) -> None:
-        """Copy rows ``[count, kv_heads, dim]`` to ``slot`` and those after it."""
-        self.rows()[slot : slot + len(rows)] = rows
-
-    def resized(self, rows: int) -> _Buffer:
-        """A buffer of at least as many rows that holds the same ones; itself where none is new."""
-        if rows == self._rows:
-            return self
-        larger = _Buffer(self._shape, rows, self._dim)
-        larger.rows()[: self._rows] = self.rows()
-        return larger
-
-    def take(self) -> mx.array:
-        """The filled array. Drop this buffer then: its host view bars MLX from writing in place."""
-        if self._array is not None:
-            return self._array
-        return mx.array(self._host).view(mlx_dtype(self._shape.encoding))
-
-
-def _new_buffer(shape: PlaneShape, rows: int, dim: int) -> _Buffer | DeviceBuffer:
-    copies = copier()
-    return _Buffer(shape, rows, dim) if copies is None else copies.buffer(shape, rows, dim)
-
-
 class _PlaneFill:
-    """One layer's buffers and which of its rows have arrived."""
+    """One layer's buffers, which of its rows have arrived, and which somebody brings or brought."""
 
-    __slots__ = ("arrived", "key", "origins", "shape", "value")
+    __slots__ = ("arrived", "claimed", "key", "origins", "shape", "value")
 
-    def __init__(self, shape: PlaneShape, position: int) -> None:
+    def __init__(self, shape: PlaneShape, position: int, buffers: Buffers) -> None:
         self.shape = shape
         self.origins = Origins.restored(shape.layer, shape.capacity, position, wraps=shape.wraps)
-        rows = physical_rows(self.origins.length, shape.capacity)
-        self.key = _new_buffer(shape, rows, shape.key_dim)
-        self.value = _new_buffer(shape, rows, shape.value_dim)
+        self.key, self.value = buffers
         self.arrived: npt.NDArray[np.bool_] = np.zeros(self.origins.length, np.bool_)
+        self.claimed: npt.NDArray[np.bool_] = self.arrived.copy()
 
     def extend(self, position: int) -> None:
         """Make room up to ``position`` in a plane that does not wrap. Rows stay where they are."""
@@ -108,7 +57,9 @@ class _PlaneFill:
         rows = physical_rows(self.origins.length, shape.capacity)
         self.key = self.key.resized(rows)
         self.value = self.value.resized(rows)
-        self.arrived = np.concatenate((self.arrived, np.zeros(position - before, np.bool_)))
+        more = np.zeros(position - before, np.bool_)
+        self.arrived = np.concatenate((self.arrived, more))
+        self.claimed = np.concatenate((self.claimed, more))
 
     def check(self, spec: TileSpec) -> None:
         """Refuse rows that do not belong here or are here already."""
@@ -118,25 +69,46 @@ class _PlaneFill:
             live = f"rows in [{origins.origin_logical}, {origins.next_position})"
             raise LayoutMismatchError(f"{field}.first_position", live, f"[{first}, {end})")
         start = first - origins.origin_logical
-        if self.arrived[start : start + spec.token_count].any():
+        if self.claimed[start : start + spec.token_count].any():
             raise LayoutMismatchError(f"{field}.rows", "each row once", f"[{first}, {end}) again")
 
+    def places(self, spec: TileSpec) -> list[Segment]:
+        """Where the rows of ``spec`` go: to ``rotation = origin_logical % capacity``."""
+        return list(self.origins.segments(spec.first_position, spec.token_count))
+
+    def shares_places(self, other: _PlaneFill) -> bool:
+        """Whether rows of one position lie in one slot of both."""
+        ours, theirs = self.origins, other.origins
+        return (
+            ours.origin_logical == theirs.origin_logical
+            and ours.origin_physical == theirs.origin_physical
+            and ours.capacity == theirs.capacity
+        )
+
     def write(
-        self, spec: TileSpec, keys: memoryview, values: memoryview, writer: Writer | None
-    ) -> None:
-        """Scatter checked rows to ``rotation = origin_logical % capacity``.
+        self,
+        places: Sequence[Segment],
+        tokens: int,
+        words: HostArray,
+        writer: Writer | None,
+    ) -> int:
+        """Scatter checked rows, the first of ``words``; returns how many elements those were.
 
         With a writer they are there when it is done.
         """
-        for buffer, data, dim in (
-            (self.key, keys, self.shape.key_dim),
-            (self.value, values, self.shape.value_dim),
-        ):
-            rows = np.frombuffer(data, host_dtype(self.shape.encoding))
-            rows = rows.reshape(spec.token_count, self.shape.kv_heads, dim)
-            for piece in self.origins.segments(spec.first_position, spec.token_count):
-                source = rows[piece.offset : piece.offset + piece.count]
-                buffer.write(piece.physical, source, writer)
+        shape, end = self.shape, 0
+        for buffer, dim in ((self.key, shape.key_dim), (self.value, shape.value_dim)):
+            start, end = end, end + tokens * shape.kv_heads * dim
+            rows = words[start:end].reshape(tokens, shape.kv_heads, dim)
+            for place in places:
+                source = rows[place.offset : place.offset + place.count]
+                buffer.write(place.physical, source, writer)
+        return end
+
+    def claim(self, spec: TileSpec, *, claimed: bool) -> None:
+        """Somebody brings the rows of ``spec``, or failed to."""
+        start = spec.first_position - self.origins.origin_logical
+        self.claimed[start : start + spec.token_count] = claimed
 
     def note(self, spec: TileSpec) -> None:
         """The rows of ``spec`` are there."""
@@ -155,6 +127,17 @@ class _PlaneFill:
         if position == 0:
             return Plane(self.shape)
         return Plane.installed(self.shape, position, self.key.take(), self.value.take())
+
+
+def _write(planes: Sequence[_PlaneFill], spec: TileSpec, words: HostArray) -> None:
+    """Scatter the checked rows of a tile, given as elements, to its planes."""
+    copies = copier()
+    with nullcontext() if copies is None else copies.writing(words.nbytes) as writer:
+        places, first = planes[0].places(spec), planes[0]
+        for plane in planes:
+            # Layers of one tile are of one window, but nobody promises that to whoever cuts tiles.
+            here = places if plane.shares_places(first) else plane.places(spec)
+            words = words[plane.write(here, spec.token_count, words, writer) :]
 
 
 def require_continuable(producer: Producer) -> None:
@@ -178,7 +161,9 @@ class Installer:
     may arrive before it is fixed, and rows of sliding windows only after.
     """
 
-    __slots__ = ("_finished", "_foreign", "_growing", "_network", "_planes", "_position")
+    __slots__ = (
+        "_finished", "_foreign", "_growing", "_lock", "_network", "_planes", "_position",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -201,13 +186,21 @@ class Installer:
         self._growing = growing
         self._foreign = producer is not Producer.ENGINE
         self._finished = False
+        self._lock = threading.Lock()
+        self._planes: list[_PlaneFill | None] = [None] * len(network.layout.layers)
+        self._take_memory(position, rings=not growing)
+
+    def _take_memory(self, position: int, *, rings: bool) -> None:
+        """Memory for the planes that have none yet, rings among them or not."""
+        network = self._network
         shapes = [
             PlaneShape.of(network.layout, layer, network.plane_layout)
-            for layer in range(len(network.layout.layers))
+            for layer, plane in enumerate(self._planes)
+            if plane is None
         ]
-        self._planes = [
-            None if growing and shape.wraps else _PlaneFill(shape, position) for shape in shapes
-        ]
+        chosen = [shape for shape in shapes if rings or not shape.wraps]
+        for shape, buffers in zip(chosen, new_buffers(chosen, position), strict=True):
+            self._planes[shape.layer] = _PlaneFill(shape, position, buffers)
 
     def grow(self, position: int) -> None:
         """Take room for rows of full layers up to ``position``. Does nothing where there is.
@@ -238,11 +231,7 @@ class Installer:
             raise LayoutMismatchError("position", f"at least {self._position}", position)
         self.grow(position)
         self._growing = False
-        for layer, plane in enumerate(self._planes):
-            if plane is None:
-                network = self._network
-                shape = PlaneShape.of(network.layout, layer, network.plane_layout)
-                self._planes[layer] = _PlaneFill(shape, position)
+        self._take_memory(position, rings=True)
 
     @property
     def position(self) -> int:
@@ -252,21 +241,35 @@ class Installer:
     def scatter(self, tile: Tile) -> None:
         """Put the rows of ``tile`` where they belong. A refused tile writes nothing.
 
+        Several threads may do so at once, while nobody grows, fixes or finishes.
+
         Raises:
             LayoutMismatchError: The tile is of another layout, not part of this cut, or here
                 already; the field names the layer.
             RuntimeError: The generation was already taken.
         """
         self._require_open()
-        pieces = list(tile.planes(self._network.layout))
-        for layer in tile.spec.layers:
-            self._plane(layer).check(tile.spec)
-        copies = copier()
-        with nullcontext() if copies is None else copies.writing(len(tile.data)) as writer:
-            for layer, keys, values in pieces:
-                self._plane(layer).write(tile.spec, keys, values, writer)
-        for layer in tile.spec.layers:
-            self._plane(layer).note(tile.spec)
+        spec, layout = tile.spec, self._network.layout
+        expected = spec.data_bytes(layout)
+        if len(tile.data) != expected:
+            raise LayoutMismatchError("tile.data_bytes", expected, len(tile.data))
+        with self._lock:
+            self._require_open()
+            planes = [self._plane(layer) for layer in spec.layers]
+            for plane in planes:
+                plane.check(spec)
+            for plane in planes:
+                plane.claim(spec, claimed=True)
+        try:
+            _write(planes, spec, np.frombuffer(tile.data, host_dtype(layout.encoding)))
+        except BaseException:
+            with self._lock:
+                for plane in planes:
+                    plane.claim(spec, claimed=False)
+            raise
+        with self._lock:
+            for plane in planes:
+                plane.note(spec)
 
     def missing(self) -> tuple[MissingRows, ...]:
         """Rows that have not arrived, by layer and position; empty when all did.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from node.packs import require_engine_rows
 from node.state import SessionState, decode_sampler, decode_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from engine import DecodingState, Generation, Installer
     from node.engine_thread import EngineThread
 
@@ -77,9 +76,7 @@ async def unpack(
             raise ConsentError(f"numerics.{name}: expected {ours}, found {theirs}")
         installer = await engine.call(engine.model.installer, manifest.position)
         parts = _Parts()
-        chunks = reader.passing_chunks()
-        while await asyncio.to_thread(_place_next, chunks, installer, binding, parts):
-            pass
+        await _placed(reader, installer, binding, parts)
         state, decoding = parts.require()
         exact = binding.owns(manifest.numerics)
         generation = await engine.call(installer.finish, manifest.schedule, mixed=not exact)
@@ -110,15 +107,31 @@ class _Parts:
         return self._state, self._decoding
 
 
-def _place_next(
-    chunks: Iterator[OpenedChunk], installer: Installer, binding: PackBinding, parts: _Parts
-) -> bool:
-    """Open the next chunk and put its rows where they belong; False: there is none."""
-    opened = next(chunks, None)
-    if opened is None:
-        return False
-    if opened.reference.has_rows:
-        installer.scatter(tile_of(binding.layout, opened))
-    else:
-        parts.take(opened)
-    return True
+async def _placed(
+    reader: BundleReader, installer: Installer, binding: PackBinding, parts: _Parts
+) -> None:
+    """Open every chunk and put its rows where they belong, by as many threads as there are cores.
+
+    Whoever is cancelled waits for the chunks in hand: the file is closed after this.
+    """
+    stopping = threading.Event()
+
+    def place(opened: OpenedChunk) -> None:
+        if stopping.is_set():
+            raise _StoppedError
+        if opened.reference.has_rows:
+            installer.scatter(tile_of(binding.layout, opened))
+        else:
+            parts.take(opened)
+
+    work = asyncio.ensure_future(asyncio.to_thread(reader.pass_chunks, place))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        stopping.set()
+        await asyncio.gather(work, return_exceptions=True)
+        raise
+
+
+class _StoppedError(Exception):
+    """Nobody waits for the rest of a pack any more."""

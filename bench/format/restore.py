@@ -16,7 +16,7 @@ from bench.format.pack import KEYRING, LAYOUT, placed_chunks
 from bench.format.speed import decrypt_pieces
 from bench.format.turns import Row, Thing, in_turns
 from kvpack.bundle import BundleReader
-from kvpack.chunk import tile_of
+from kvpack.chunk import OpenedChunk, tile_of
 
 FLOOR = "AES-256-GCM and a copy, 1 thread"
 FRESH = "the same, the copy into fresh pages"
@@ -24,7 +24,7 @@ RESTORE = "restore to planes"
 LOAD = "mlx-lm load and eval"
 
 
-def restored(path: Path) -> Any:
+def restored(path: Path, threads: int | None = None) -> Any:
     """A generation of the rows in the pack, every chunk opened and every row in its plane."""
     from bench.engine.models import NoNetwork
     from engine import Installer, PlaneLayout
@@ -32,9 +32,12 @@ def restored(path: Path) -> Any:
     network = NoNetwork(LAYOUT, PlaneLayout.HEAD_MAJOR)
     with BundleReader.open(path, KEYRING) as reader:
         installer = Installer(network, reader.manifest.position)
-        for opened in reader.passing_chunks():
+
+        def place(opened: OpenedChunk) -> None:
             if opened.reference.has_rows:
                 installer.scatter(tile_of(LAYOUT, opened))
+
+        reader.pass_chunks(place, threads=threads)
         return installer.finish(reader.manifest.schedule)
 
 

@@ -13,7 +13,12 @@ from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import (
+    AEADDecryptionContext,
+    Cipher,
+    algorithms,
+    modes,
+)
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from bench.format.pack import KEYRING, PUBLIC, Placed, placed_chunks
@@ -34,6 +39,7 @@ BLAKE3_1 = "BLAKE3, 1 thread"
 BLAKE3_ALL = "BLAKE3, all cores"
 READ_BLAKE3 = "read and BLAKE3, 1 thread"
 READ_AES = "read and AES-256-GCM, 1 thread"
+READ_TAG = "read and the tag alone, 1 thread"
 COPY = "copy in memory, 1 thread"
 FORWARD = "verify -, 1 thread"
 
@@ -58,6 +64,7 @@ def speed_things(path: Path, data: memoryview) -> list[Thing]:
         Thing(BLAKE3_ALL, lambda: blake3(data, max_threads=blake3.AUTO).digest()),
         Thing(READ_BLAKE3, lambda: _read_and_hash(path)),
         Thing(READ_AES, lambda: _read_and_decrypt(path, chunks)),
+        Thing(READ_TAG, lambda: _read_and_check(path, chunks)),
         Thing(COPY, lambda: np.copyto(target, source)),
         Thing(FORWARD, lambda: _forward(path)),
     ]
@@ -80,6 +87,7 @@ def _pairs() -> list[tuple[str, str, float | None]]:
         (_named("verify", one), AES_1, 0.6),
         (_named("verify", one), COPY, 0.7),
         (_named("verify", one), READ_AES, None),
+        (_named("verify", one), READ_TAG, None),
         (_named("verify", one), AES_WHOLE, None),
         (_named("verify", all_cores), AES_1, None),
         (_named("verify", all_cores), AES_ALL, None),
@@ -140,20 +148,46 @@ def _read_and_hash(path: Path) -> None:
 
 
 def _read_and_decrypt(path: Path, chunks: list[Placed]) -> None:
-    """Nothing but the two passes that a verification cannot do without."""
-    piece, plain = memoryview(bytearray(SHARED_PIECE_BYTES)), bytearray(SHARED_PIECE_BYTES + 16)
+    """Nothing but the two passes of a reader that decrypts."""
+    plain = bytearray(SHARED_PIECE_BYTES + _TAG_BYTES)
+    buffer = memoryview(bytearray(SHARED_PIECE_BYTES))
+
+    def update(opener: AEADDecryptionContext, piece: memoryview) -> None:
+        opener.update_into(piece, plain)
+
     with io.FileIO(path) as file:
         for chunk in chunks:
-            file.seek(chunk.offset)
-            header = file.read(chunk.header_bytes)
-            opener = Cipher(algorithms.AES(chunk.chunk_key), modes.GCM(_NONCE)).decryptor()
-            opener.authenticate_additional_data(header)
-            left = chunk.object_bytes - chunk.header_bytes - _TAG_BYTES
-            while left:
-                count = file.readinto(piece[: min(left, len(piece))])
-                opener.update_into(piece[:count], plain)
-                left -= count
-            opener.finalize_with_tag(file.read(_TAG_BYTES))
+            opener, tag = _read_and_feed(file, chunk, buffer, update)
+            opener.finalize_with_tag(tag)
+
+
+def _read_and_check(path: Path, chunks: list[Placed]) -> None:
+    """Nothing but the two passes that a verification cannot do without, and no verdict."""
+    buffer = memoryview(bytearray(PIECE_BYTES))
+
+    def update(opener: AEADDecryptionContext, piece: memoryview) -> None:
+        opener.authenticate_additional_data(piece)
+
+    with io.FileIO(path) as file:
+        for chunk in chunks:
+            _read_and_feed(file, chunk, buffer, update)
+
+
+def _read_and_feed(
+    file: io.FileIO,
+    chunk: Placed,
+    piece: memoryview,
+    update: Callable[[AEADDecryptionContext, memoryview], None],
+) -> tuple[AEADDecryptionContext, bytes]:
+    file.seek(chunk.offset)
+    opener = Cipher(algorithms.AES(chunk.chunk_key), modes.GCM(_NONCE)).decryptor()
+    opener.authenticate_additional_data(file.read(chunk.header_bytes))
+    left = chunk.object_bytes - chunk.header_bytes - _TAG_BYTES
+    while left:
+        count = file.readinto(piece[: min(left, len(piece))])
+        update(opener, piece[:count])
+        left -= count
+    return opener, file.read(_TAG_BYTES)
 
 
 def _together(works: list[Callable[[], object]]) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from kvpack.bundle.index import BundleIndex, beyond_its_place
-from kvpack.bundle.payload import SHARED_PIECE_BYTES, Depth
+from kvpack.bundle.payload import CACHED_PIECE_BYTES, SHARED_PIECE_BYTES, Depth
 from kvpack.bundle.source import ByteSource, PlacedSource
 from kvpack.bundle.walk import ChunkWalk, LikelyChunk
 from kvpack.header import HeaderPrefix
@@ -124,6 +124,7 @@ class SharedCheck:
         prefix: The bundle header's prefix.
         index: What the bundle must hold.
         depth: How much of each chunk.
+        threads: How many there will be.
     """
 
     def __init__(
@@ -133,8 +134,10 @@ class SharedCheck:
         prefix: HeaderPrefix,
         index: BundleIndex,
         depth: Depth,
+        threads: int,
     ) -> None:
-        self._make = partial(_placed_check, descriptor, keyring, prefix, index, depth)
+        piece_bytes = CACHED_PIECE_BYTES if threads == 1 else SHARED_PIECE_BYTES
+        self._make = partial(_placed_check, descriptor, keyring, prefix, index, depth, piece_bytes)
         self._mine = threading.local()
 
     def check(self, places: Sequence[Place]) -> int:
@@ -146,7 +149,12 @@ class SharedCheck:
 
 
 def _placed_check(
-    descriptor: int, keyring: Keyring, prefix: HeaderPrefix, index: BundleIndex, depth: Depth
+    descriptor: int,
+    keyring: Keyring,
+    prefix: HeaderPrefix,
+    index: BundleIndex,
+    depth: Depth,
+    piece_bytes: int,
 ) -> PlaceCheck:
     source = PlacedSource(descriptor)
-    return PlaceCheck(source, ChunkWalk(source, keyring, prefix, SHARED_PIECE_BYTES), index, depth)
+    return PlaceCheck(source, ChunkWalk(source, keyring, prefix, piece_bytes), index, depth)

@@ -7,19 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from blake3 import blake3
-
 from kvpack.bundle.source import ByteSource, located
 from kvpack.chunk import ChunkHeader, ChunkReference, SealContext, check_content_id
-from kvpack.chunk.open import (
-    SCRATCH_EXTRA_BYTES,
-    TagCheck,
-    can_check_in_pieces,
-    decrypt,
-    require_content_id,
-)
+from kvpack.chunk.open import decrypt
 from kvpack.chunk.reference import TAG_BYTES
 from kvpack.chunk.seal import content_hasher, content_prefix
+from kvpack.chunk.tag import SCRATCH_EXTRA_BYTES, ContentCheck, TagCheck, can_check_in_pieces
 from kvpack.keys import EpochKey
 
 
@@ -34,13 +27,12 @@ class Depth(enum.Enum):
     DEEP = "deep"
 
 
-#: What a reader of a pipe takes at a time: a piece and what it decrypts to stay in a core's
-#: second-level cache together.
+#: What one thread takes at a time: a piece, and what it decrypts to where anything is decrypted,
+#: stay in a core's second-level cache.
 CACHED_PIECE_BYTES: Final = 256 << 10
 
-#: What a reader of a file takes at a time: half of a chunk of the usual size. Between two calls a
-#: thread waits for the interpreter, so few calls are better for two threads, and the cache still
-#: holds both.
+#: What each of several threads takes at a time: half of a chunk of the usual size. Between two
+#: calls a thread waits for the interpreter, so few calls are better.
 SHARED_PIECE_BYTES: Final = 768 << 10
 
 #: A last piece that would be shorter is taken with the one before.
@@ -65,19 +57,17 @@ def pieces(
 
 @dataclass(frozen=True, slots=True)
 class PieceCheck:
-    """Cipher and hash of one chunk, ready to be fed.
+    """The check of one chunk, ready to be fed.
 
     Attributes:
         reference: The chunk.
-        tag_check: Before its first piece.
-        hasher: Of the content id, before its first piece; None where that is not asked.
-        hashed_bytes: How much the hasher has had. The first piece is shorter by so much: BLAKE3
+        check: Before its first piece.
+        hashed_bytes: How much its hash has had. The first piece is shorter by so much: BLAKE3
             takes many of its blocks at a time only from a multiple of many on.
     """
 
     reference: ChunkReference
-    tag_check: TagCheck
-    hasher: blake3 | None = None
+    check: TagCheck | ContentCheck
     hashed_bytes: int = 0
 
 
@@ -136,19 +126,26 @@ class PayloadCheck:
         length = min(needed_bytes, self._piece_bytes + _REST_BYTES_MAX + TAG_BYTES)
         if len(self._piece) < length:
             self._piece = memoryview(bytearray(length))
-            self._plain = memoryview(bytearray(length + SCRATCH_EXTRA_BYTES))
+
+    def _plain_room(self) -> memoryview:
+        """A buffer for what a piece decrypts to, where anything is decrypted at all."""
+        length = len(self._piece) + SCRATCH_EXTRA_BYTES
+        if len(self._plain) < length:
+            self._plain = memoryview(bytearray(length))
+        return self._plain
 
     def prepare(
         self, header: ChunkHeader, associated: bytes | memoryview, depth: Depth
     ) -> PieceCheck:
-        """Cipher and, when DEEP, hash of a chunk that :func:`can_check_in_pieces` is true of."""
+        """The check of a chunk that :func:`can_check_in_pieces` is true of; DEEP: with its hash."""
         reference = header.reference
-        tag_check = TagCheck(self._key_of(reference.epoch), reference, associated)
+        key = self._key_of(reference.epoch)
         if depth is not Depth.DEEP:
-            return PieceCheck(reference, tag_check)
+            return PieceCheck(reference, TagCheck(key, reference, associated))
         context = self._context(header)
         prefix = content_prefix(context, reference, reference.plain_bytes)
-        return PieceCheck(reference, tag_check, content_hasher(context, prefix), len(prefix))
+        hasher = content_hasher(context, prefix)
+        return PieceCheck(reference, ContentCheck(key, reference, associated, hasher), len(prefix))
 
     def feed(self, source: ByteSource, prepared: PieceCheck, where: str) -> None:
         """Read what follows the header and check it: each piece where it was read to.
@@ -157,10 +154,12 @@ class PayloadCheck:
             FormatError: The input ends before the object does.
             AuthenticationError: The tag or, when DEEP, the content id does not match.
         """
-        reference, hasher = prepared.reference, prepared.hasher
-        left, size = reference.encoded_bytes, self._piece_bytes - prepared.hashed_bytes
+        check = prepared.check
+        left, size = prepared.reference.encoded_bytes, self._piece_bytes - prepared.hashed_bytes
         self._make_room(left + TAG_BYTES)
-        update, plain = prepared.tag_check.update, self._plain
+        if isinstance(check, ContentCheck):
+            check.use(self._plain_room())
+        update = check.update
         with located(where):
             while left:
                 count = left if left <= size + _REST_BYTES_MAX else size
@@ -168,12 +167,8 @@ class PayloadCheck:
                 # One read for the last piece and the tag: a read of sixteen bytes is not cheaper.
                 piece = self._piece[: count if left else count + TAG_BYTES]
                 source.fill(piece)
-                text = update(piece[:count], plain)
-                if hasher is not None:
-                    hasher.update(text)
-        prepared.tag_check.finish(piece[count:], where)
-        if hasher is not None:
-            require_content_id(reference, hasher.digest(), where)
+                update(piece[:count])
+        check.finish(piece[count:], where)
 
     def _check_whole(
         self,

@@ -14,6 +14,7 @@ from kvpack.bundle.check import PlaceCheck, SharedCheck, places_of
 from kvpack.bundle.footer import FOOTER_BYTES, decode_footer
 from kvpack.bundle.in_order import group_bytes, grouped, thread_count, verdict_of_all
 from kvpack.bundle.index import BundleIndex, beyond_its_place, open_index
+from kvpack.bundle.passing import PlacePass, SharedPass
 from kvpack.bundle.payload import Depth
 from kvpack.bundle.source import ReadableFile, fill_from
 from kvpack.bundle.walk import ChunkWalk
@@ -182,27 +183,42 @@ class BundleReader:
             self._require(index, header, tag_checked=True)
             yield opened
 
-    def passing_chunks(self) -> Iterator[OpenedChunk]:
-        """As :meth:`chunks`, for whoever copies rows elsewhere at once.
+    def pass_chunks(
+        self,
+        take: Callable[[OpenedChunk], object],
+        progress: Callable[[int], None] | None = None,
+        *,
+        threads: int | None = None,
+    ) -> None:
+        """Give every chunk to ``take``, opened and compared with its reference.
 
-        Rows come in one buffer that is used again: valid until the next chunk is asked for.
+        Rows first, in any order and from several threads at once, each in memory that is used
+        again: valid until ``take`` returns. Then the other chunks in file order, from this thread.
 
         Fresh memory for each chunk costs about what decrypting it does: it is zeroed, and on most
         machines its pages are touched for the first time.
 
+        Args:
+            take: What it raises ends this, once the chunks in hand are done.
+            progress: Told, in this thread, the bytes of objects that are done.
+            threads: As for :meth:`check`.
+
         Raises:
-            KvpackError: As :meth:`chunks`.
+            KvpackError: As :meth:`chunks`; of several faults in rows the first in the file.
         """
-        scratch = bytearray()
-        for index, header, data in self._objects():
-            reference = header.reference
-            if reference.has_rows and len(scratch) < reference.encoded_bytes:
-                # Below its cap and the sealer's own: its header passed both checks.
-                scratch = bytearray(reference.encoded_bytes)
-            kept = scratch if reference.has_rows else None
-            opened = self._walk.open(header, data, f"chunks[{index}]", kept)
-            self._require(index, header, tag_checked=True)
-            yield opened
+        places = list(places_of(self.index, Depth.FULL, None))
+        references = self.manifest.references
+        count = thread_count(threads, self.index.footer.chunks_bytes)
+        here: PlacePass | SharedPass
+        if self._descriptor is None:
+            here, count = PlacePass(self._source, self._walk, self.index, take), 1
+        else:
+            here = SharedPass(self._descriptor, self._keyring, self._prefix, self.index, take)
+        for rows, at_once in ((True, count), (False, 1)):
+            chosen = [place for place in places if references[place.index].has_rows is rows]
+            size = group_bytes(sum(place.object_bytes for place in chosen))
+            groups = grouped(chosen, lambda place: place.object_bytes, size)
+            verdict_of_all((partial(here.give, group) for group in groups), at_once, progress)
 
     def check(
         self,
@@ -228,13 +244,15 @@ class BundleReader:
         """
         places = places_of(self.index, depth, chosen)
         count = thread_count(threads, self.index.footer.chunks_bytes)
+        if depth is Depth.QUICK or self._descriptor is None:
+            count = 1
         here: PlaceCheck | SharedCheck
         if self._descriptor is None:
-            here, count = PlaceCheck(self._source, self._walk, self.index, depth), 1
+            here = PlaceCheck(self._source, self._walk, self.index, depth)
         else:
-            here = SharedCheck(self._descriptor, self._keyring, self._prefix, self.index, depth)
-        if depth is Depth.QUICK:
-            count = 1
+            here = SharedCheck(
+                self._descriptor, self._keyring, self._prefix, self.index, depth, count
+            )
         # One thread need not share evenly; it gains from preparing more at once.
         size = group_bytes(self.index.footer.chunks_bytes) * (2 if count == 1 else 1)
         groups = grouped(places, lambda place: place.object_bytes, size)

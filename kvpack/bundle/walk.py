@@ -13,8 +13,9 @@ from kvpack.bundle.payload import CACHED_PIECE_BYTES, Depth, PayloadCheck, Piece
 from kvpack.bundle.source import ByteSource, located
 from kvpack.chunk import ChunkHeader, OpenedChunk
 from kvpack.chunk.header import header_bytes, parse_header
-from kvpack.chunk.open import can_check_in_pieces, check_seal_id, decrypt
+from kvpack.chunk.open import check_seal_id, decrypt
 from kvpack.chunk.reference import HEADER_BYTES_MAX, HEADER_FIXED_BYTES
+from kvpack.chunk.tag import can_check_in_pieces
 from kvpack.errors import AuthenticationError, FormatError, UnknownKeyError
 from kvpack.header import HeaderPrefix
 from kvpack.keys import EpochKey, Keyring
@@ -119,21 +120,40 @@ class ChunkWalk:
         if likely.checks is not None:
             self._payload.feed(self._source, likely.checks, where)
 
+    def read_likely(self, likely: ChunkHeader) -> memoryview | None:
+        """The next object whole, valid until the next call, if its header will be ``likely``.
+
+        None where it is not, byte for byte, or not whole, or not the sealer's: whoever asks must be
+        able to go back, and then meets the fault by :meth:`read_header`.
+        """
+        reference, associated = likely.reference, likely.encode()
+        view = self._room(reference.object_bytes)
+        try:
+            check_seal_id(self.key(reference.epoch), likely, "")
+            self._source.fill(view)
+        except (FormatError, UnknownKeyError, AuthenticationError):
+            return None
+        return view.toreadonly() if view[: len(associated)] == associated else None
+
+    def _room(self, length: int) -> memoryview:
+        """The first ``length`` bytes of the buffer, which are as they were."""
+        if len(self._object) < length:
+            # The length is below its cap and the sealer's own: its header passed both checks.
+            larger = memoryview(bytearray(length))
+            larger[: len(self._object)] = self._object
+            self._object = larger
+        return self._object[:length]
+
     def read_object(self, header: ChunkHeader, where: str) -> memoryview:
         """Read the rest of the object whose header was read last; valid until the next call.
 
         Raises:
             FormatError: The input ends before the object does.
         """
-        start, end = header.reference.header_bytes, header.reference.object_bytes
-        if len(self._object) < end:
-            # The length is below its cap and the sealer's own: its header passed both checks.
-            larger = memoryview(bytearray(end))
-            larger[:start] = self._object[:start]
-            self._object = larger
+        view = self._room(header.reference.object_bytes)
         with located(where):
-            self._source.fill(self._object[start:end])
-        return self._object[:end].toreadonly()
+            self._source.fill(view[header.reference.header_bytes :])
+        return view.toreadonly()
 
     def open(
         self, header: ChunkHeader, data: memoryview, where: str, scratch: bytearray | None = None

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from kvpack.chunk import codec as split_codec
 from kvpack.chunk.header import ChunkHeader, parse_object
@@ -28,7 +27,7 @@ from kvpack.chunk.seal import (
     compute_seal_id,
     encoded_digest,
 )
-from kvpack.codes import Aead, Codec
+from kvpack.codes import Codec
 from kvpack.errors import (
     AuthenticationError,
     IdentityMismatchError,
@@ -239,53 +238,3 @@ def decrypt(
         raise AuthenticationError(where, "encoded digest")
     plaintext = split_codec.decompress(encoded, reference.plain_bytes)
     return OpenedChunk(reference, memoryview(plaintext))
-
-
-#: The cipher asks for room for one block more than it is given.
-SCRATCH_EXTRA_BYTES: Final = 16
-
-
-def can_check_in_pieces(reference: ChunkReference) -> bool:
-    """Whether cipher and hash can be fed piece by piece: no codec needs the whole."""
-    return reference.codec is Codec.RAW and reference.aead is Aead.AES_256_GCM
-
-
-class TagCheck:
-    """Step 4 for whoever wants the verdict and not the plaintext, which never leaves one piece.
-
-    Args:
-        key: Root of the chunk's epoch.
-        reference: The chunk; :func:`can_check_in_pieces` is true of it.
-        associated: The header's bytes.
-    """
-
-    __slots__ = ("_decryptor",)
-
-    def __init__(
-        self, key: EpochKey, reference: ChunkReference, associated: bytes | memoryview
-    ) -> None:
-        chunk_key = key.subkey("chunk", reference.seal_id)
-        self._decryptor = Cipher(algorithms.AES(chunk_key), modes.GCM(NONCE)).decryptor()
-        self._decryptor.authenticate_additional_data(associated)
-
-    def update(self, piece: memoryview, room: memoryview) -> memoryview:
-        """The next piece of ciphertext; returns what it decrypts to, which lies in ``room``.
-
-        Nothing of it is proved before :meth:`finish`: it may be hashed, and nothing else.
-
-        Args:
-            piece: At least one byte.
-            room: Overwritten, ``SCRATCH_EXTRA_BYTES`` longer than ``piece`` at least.
-        """
-        return room[: self._decryptor.update_into(piece, room)]
-
-    def finish(self, tag: memoryview, where: str) -> None:
-        """Check the tag.
-
-        Raises:
-            AuthenticationError: It does not match header and ciphertext.
-        """
-        try:
-            self._decryptor.finalize_with_tag(bytes(tag))
-        except InvalidTag:
-            raise AuthenticationError(where, "tag") from None

@@ -88,7 +88,7 @@ def test_install_by_copy_gives_the_same_planes(
     """Where MLX does not let the host fill its buffers, install copies; the rows are the same."""
     model = load(ModelCase(layout=layout))
     generation = session(model)
-    monkeypatch.setattr("engine.install.host_fill_works", lambda: False)
+    monkeypatch.setattr("engine.host_buffer.host_fill_works", lambda: False)
     moved = reinstall(model, generation)
     assert cut(moved).tiles == cut(generation).tiles
     assert moved.step(65).data == generation.step(65).data

@@ -82,28 +82,6 @@ def test_a_state_comes_back_at_every_edge_of_window_and_grid(position: int) -> N
     assert held == full + LAYOUT.state_bytes(LayerKind.SWA, position)
 
 
-def test_passing_chunks_are_the_same_and_take_one_buffer() -> None:
-    data = pack(513)
-    whole = [
-        (o.reference, bytes(o.plaintext)) for o in BundleReader(io.BytesIO(data), KEYRING).chunks()
-    ]
-    passing, buffers = [], set()
-    for opened in BundleReader(io.BytesIO(data), KEYRING).passing_chunks():
-        passing.append((opened.reference, bytes(opened.plaintext)))
-        if opened.reference.has_rows:
-            assert opened.plaintext.readonly
-            buffers.add(id(opened.plaintext.obj))
-    assert passing == whole
-    # It grows to the longest chunk and is used again: fewer buffers than chunks of rows.
-    assert len(buffers) < sum(reference.has_rows for reference, _ in whole)
-    # A changed byte stops them where it stops the others.
-    bad = bytearray(data)
-    bad[len(data) // 2] ^= 1
-    for read in (BundleReader.chunks, BundleReader.passing_chunks):
-        with pytest.raises(AuthenticationError):
-            list(read(BundleReader(io.BytesIO(bytes(bad)), KEYRING)))
-
-
 def test_writing_twice_gives_equal_files() -> None:
     assert pack(300) == pack(300)
 
