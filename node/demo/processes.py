@@ -16,9 +16,10 @@ from typing import Final
 import node as node_package
 from node.config import Address, child_environment
 from node.errors import NodeError, UsageError
+from node.migration.book import to_the_end
 
-#: Loading a small model takes about two seconds; the rest is for a machine that is busy.
-START_S: Final = 30.0
+#: Loading a small model takes about two seconds; the rest is for a machine that is very busy.
+START_S: Final = 90.0
 STOP_S: Final = 10.0
 COMMAND_S: Final = 60.0
 
@@ -69,7 +70,8 @@ async def serving(
     try:
         yield await _announced(process, log)
     finally:
-        await _stop(process)
+        # Also where this is cancelled meanwhile: a child that nobody waits for outlives the loop.
+        await to_the_end(_stop(process))
 
 
 async def run_command(module: str, *arguments: str, within_s: float = COMMAND_S) -> Ran:
@@ -92,7 +94,7 @@ async def run_command(module: str, *arguments: str, within_s: float = COMMAND_S)
     except TimeoutError:
         raise ChildError(f"{module} {arguments[0]}: did not end in {within_s:.0f} s") from None
     finally:
-        await _stop(process)
+        await to_the_end(_stop(process))
     code = process.returncode if process.returncode is not None else -1
     return Ran(code, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
 
@@ -104,7 +106,9 @@ async def _announced(process: asyncio.subprocess.Process, log: Path) -> ServePro
         async with asyncio.timeout(START_S):
             line = await process.stdout.readline()
     except TimeoutError:
-        raise ChildError(f"a node did not start in {START_S:.0f} s") from None
+        lines = log.read_text(errors="replace").splitlines()
+        said = lines[-1] if lines else "it said nothing; is this machine very busy?"
+        raise ChildError(f"a node did not start in {START_S:.0f} s: {said}") from None
     try:
         said = json.loads(line)
         return ServeProcess(said["node"], Address.parse(said["address"]), said["pid"])

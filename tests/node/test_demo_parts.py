@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from node_support import run
 
 from kvpack.errors import KvpackError
+from node.demo import processes
 from node.demo.main import DemoOptions, choose_model
 from node.demo.seam import SEAM_CHARACTERS, cut_seam, for_terminal
 from node.errors import PeerAnswerError, UsageError
@@ -97,3 +100,59 @@ def test_a_node_gives_the_text_of_tokens_and_refuses_ids_outside_the_vocabulary(
             assert refused.value.peer_reason == "over_limit"
 
     run(work())
+
+
+#: A child that announces nothing, and takes its time to end.
+SLUGGISH = """
+import signal, sys, time
+def end(*_):
+    time.sleep(0.5)
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+open(sys.argv[1], "w").close()
+time.sleep(60)
+"""
+
+
+def test_a_child_is_waited_for_also_where_its_starter_is_cancelled_twice(tmp_path, monkeypatch):
+    """As with two nodes that both start too late: the end of one cancels the other's clean-up."""
+    ready, made = tmp_path / "ready", []
+    child = [sys.executable, "-c", SLUGGISH, str(ready)]
+    monkeypatch.setattr(processes, "_command", lambda *_: child)
+    plain = asyncio.create_subprocess_exec
+
+    async def starting(*arguments, **options):
+        made.append(await plain(*arguments, **options))
+        return made[0]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", starting)
+
+    async def serve():
+        async with processes.serving([], tmp_path / "log"):
+            raise AssertionError("it announced itself")
+
+    async def work():
+        task = asyncio.create_task(serve())
+        while not ready.exists():
+            await asyncio.sleep(0.01)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.05)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return made[0].returncode
+
+    assert run(work()) == 0
+
+
+def test_a_node_that_starts_too_late_is_said_where_it_speaks(tmp_path, monkeypatch):
+    child = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(processes, "_command", lambda *_: child)
+    monkeypatch.setattr(processes, "START_S", 0.2)
+
+    async def work():
+        async with processes.serving([], tmp_path / "log"):
+            raise AssertionError("it announced itself")
+
+    with pytest.raises(processes.ChildError, match=r"did not start in 0 s: it said nothing; is "):
+        run(work())
