@@ -135,7 +135,7 @@ def prepare_process() -> None:
         raise RuntimeError("prepare_process() must run before gRPC is imported")
     os.environ["GRPC_SSL_CIPHER_SUITES"] = _RSA_ONLY_SUITES
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    _tune_malloc()
+    tune_malloc()
 
 
 def fault_order() -> str:
@@ -194,7 +194,8 @@ def child_environment(package_parent: Path) -> dict[str, str]:
     return environment
 
 
-def _tune_malloc() -> None:
+def tune_malloc() -> None:
+    """Let glibc keep large buffers, as a process that serves does; nothing on another system."""
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)
