@@ -5,6 +5,7 @@ Functions of measurements. What was not measured is left out; nothing is estimat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,10 +59,10 @@ class Saving:
 
     @property
     def break_even_tokens(self) -> int | None:
-        """Tokens of this prompt that are computed in the time of the restore. None: unknown."""
+        """Tokens of this prompt that take as long to compute as the restore. None: unknown."""
         if not self.prefill_s:
             return None
-        return round(self.tokens * self.restore_s / self.prefill_s)
+        return math.ceil(self.tokens * self.restore_s / self.prefill_s)
 
 
 @dataclass(frozen=True, slots=True)

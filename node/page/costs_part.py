@@ -21,8 +21,8 @@ def costs_part(status: NodeStatus) -> str:
     facts = "".join(f"<li><b>{name}</b> <span>{said}</span></li>" for name, said in _facts(economy))
     if not facts:
         return (
-            '<p class="empty">Nothing was measured yet. A prompt that is kept is, and one that '
-            "is brought back.</p>"
+            '<p class="empty">Nothing was measured yet: it begins with the first prompt whose '
+            "rows are kept.</p>"
         )
     return f'<ul class="legend">{facts}</ul>{_note(economy)}'
 
@@ -40,7 +40,7 @@ def _facts(economy: Economy) -> Iterator[tuple[str, str]]:
         yield f"Restore from {where}", taken
         if saving.miss_s is None or saving.prefill_s is None:
             continue
-        yield f"A miss of {where}", _miss(saving.miss_s, saving.prefill_s)
+        yield "A miss there", _miss(saving.miss_s, saving.prefill_s)
         if saving.break_even_tokens is not None:
             pays = units.plural(saving.break_even_tokens, "token")
             yield "Break-even", f"{pays}: as many are computed in the time of that restore"
