@@ -32,8 +32,8 @@ _STEP: Final = np.uint64(0x9E3779B97F4A7C15)
 #: Rows made or compared at a time: 128 KiB of a usual row, so that the work stays in cache.
 _BLOCK_ROWS: Final = 256
 
-#: Positions by which a layer's rows are further on in a sample than those of the one before: more
-#: than a chunk has, so that none has the same rows twice.
+#: Positions by which a layer's rows are further on in a sample than those of the one of its kind
+#: before: more than a chunk has, so that none has the same rows twice.
 _SAMPLE_STEP: Final = 263
 
 
@@ -107,6 +107,10 @@ class SampleRows(RowSource):
         except (OSError, ValueError, KeyError) as error:
             raise UsageError(f"--rows {path}: expected arrays full and swa: {error}") from error
         self._samples = [arrays[layer.kind] for layer in layout.layers]
+        self._starts = [0] * len(layout.layers)
+        for kind in kinds.values():
+            for number, layer in enumerate(layout.layers_of(kind)):
+                self._starts[layer] = number * _SAMPLE_STEP
         self._row_bytes = layout.key_row_bytes(0)
         digest = blake3()
         for kind in kinds.values():
@@ -120,7 +124,7 @@ class SampleRows(RowSource):
     def fill(self, layer: int, role: int, first_position: int, rows: Rows) -> None:
         """Copy the rows from ``first_position`` on, as :meth:`RowSource.fill` makes them."""
         sample, done = self._samples[layer][role], 0
-        at = (first_position + layer * _SAMPLE_STEP) % len(sample)
+        at = (first_position + self._starts[layer]) % len(sample)
         while done < len(rows):
             run = min(len(rows) - done, len(sample) - at)
             rows[done : done + run] = sample[at : at + run]

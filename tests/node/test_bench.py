@@ -263,7 +263,7 @@ def _sample(path, elements=16):
 def test_rows_of_a_sample_are_repeated_and_told_apart(tmp_path):
     arrays = _sample(tmp_path / "rows.npz")
     layer = {"kv_heads": 1, "key_dim": 16, "value_dim": 16}
-    layers = [{"window_tokens": 300, **layer}, {"window_tokens": None, **layer}]
+    layers = [{"window_tokens": kind, **layer} for kind in (300, None, None)]
     (tmp_path / "layout.json").write_text(
         json.dumps({"encoding": "f16le", "max_context_tokens": 4096, "layers": layers})
     )
@@ -273,7 +273,7 @@ def test_rows_of_a_sample_are_repeated_and_told_apart(tmp_path):
     source.fill(0, 1, 50, rows)
     assert np.array_equal(rows.view(np.uint16), arrays["swa"][1][np.arange(50, 1550) % 90])
     assert source.count_equal(0, 1, 50, rows) == 1500 and source.count_equal(0, 1, 51, rows) == 0
-    source.fill(1, 0, 0, rows)
+    source.fill(2, 0, 0, rows)
     assert np.array_equal(rows[:700].view(np.uint16), np.roll(arrays["full"][0], -263, axis=0))
     assert np.array_equal(rows[:700], rows[700:1400]) and source.name != RowSource(layout).name
 
