@@ -41,9 +41,14 @@ class _Commands(click.Group):
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:
-    line = " ".join(message.split())
+    line = _on_terminal(" ".join(message.split()))
     sys.stderr.write(f"kvnode: error: {line}\n")
     raise SystemExit(exit_code)
+
+
+def _on_terminal(line: str) -> str:
+    """``line`` without what could steer a terminal: another machine's words may stand in it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -70,7 +70,11 @@ _HINTS: Final[tuple[tuple[type[KvpackError], str], ...]] = (
 
 def display_name(path: str | os.PathLike[str]) -> str:
     """``path`` as people may see it: no secret of a URL, and what is not printable is escaped."""
-    text = shown(os.fsencode(path).decode("utf-8", errors="backslashreplace"))
+    return _on_terminal(shown(os.fsencode(path).decode("utf-8", errors="backslashreplace")))
+
+
+def _on_terminal(text: str) -> str:
+    """``text`` with what could steer a terminal escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -78,7 +82,7 @@ def message_of(error: KvpackError | OSError) -> str:
     """One line about ``error``."""
     if isinstance(error, OSError) and not isinstance(error, KvpackError):
         return error.strerror or type(error).__name__
-    return " ".join(str(error).split())
+    return _on_terminal(" ".join(str(error).split()))
 
 
 def reason_of(error: KvpackError | OSError) -> str:

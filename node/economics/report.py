@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import re
 import ssl
 import urllib.error
 import urllib.request
@@ -20,6 +20,12 @@ NOT_MEASURED: Final = "not measured"
 #: A node remembers 256 cuts, at some 300 bytes each.
 ANSWER_BYTES_MAX: Final = 1 << 20
 ANSWER_S: Final = 30.0
+
+#: Beyond any number of tokens, bytes or seconds; within it every number can be written.
+_NUMBER_MAX: Final = 1 << 60
+
+_CUT: Final = re.compile(r"(?:[0-9a-f]{2}){1,64}")
+_TIER: Final = re.compile(r"[a-z]{1,16}")
 
 _HEAD: Final = ("cut", "tokens", "bytes", "prefill s", "restore s", "from", "times", "ratio")
 
@@ -39,7 +45,8 @@ def fetch(url: str, key: str) -> dict[str, Any]:
     request = urllib.request.Request(_place(url) + PATH)  # noqa: S310 - checked
     if key:
         request.add_header("Authorization", f"Bearer {key}")
-    opener = urllib.request.build_opener(_Stay)
+    # No proxy of the environment: it would be told the key.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay)
     try:
         with opener.open(request, timeout=ANSWER_S) as answer:
             body = answer.read(ANSWER_BYTES_MAX + 1)
@@ -89,18 +96,23 @@ def _place(url: str) -> str:
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         usable = False
+    try:
+        # As the name is looked up. Labels that are too long or missing are none of a host.
+        usable = usable and url.isascii() and url.isprintable() and " " not in url
+        usable = bool(usable and (parts.hostname or "").encode("idna"))
+    except UnicodeError:
+        usable = False
     if not usable or parts.path not in ("", "/") or parts.query or parts.username is not None:
-        raise UsageError(f"--url {url!r}: expected http://HOST:PORT or https://HOST:PORT")
+        raise UsageError(f"--url {url[:100]!r}: expected http://HOST:PORT or https://HOST:PORT")
     return f"{parts.scheme}://{parts.netloc}"
 
 
 def _refusal(url: str, error: urllib.error.HTTPError) -> PeerAnswerError:
-    with error:
-        body = error.read(ANSWER_BYTES_MAX)
     try:
-        said = json.loads(body)["error"]
+        with error:
+            said = json.loads(error.read(ANSWER_BYTES_MAX))["error"]
         return PeerAnswerError(str(said["code"])[:64], f"{url}: {str(said['message'])[:300]}")
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, HTTPException, ValueError, LookupError, TypeError, RecursionError):
         return _no_answer(url, f"expected its times, found HTTP status {error.code}")
 
 
@@ -113,16 +125,17 @@ def _checked(url: str, body: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(body)
         for cut in answer["cuts"]:
-            bytes.fromhex(cut["cut"])
+            if not _CUT.fullmatch(cut["cut"]):
+                raise ValueError("cut")
             numbers = [cut["tokens"], cut["state_bytes"]]
             if cut["prefill"] is not None:
                 numbers += [cut["prefill"][name] for name in ("computed_tokens", "wall_s")]
             for one in cut["restores"]:
                 numbers += [one["count"], one["median_s"]]
                 numbers += [] if one["of_prefill"] is None else [one["of_prefill"]]
-                if not str(one["tier"]).isalpha():
+                if not _TIER.fullmatch(one["tier"]):
                     raise ValueError("tier")
-            if not all(type(n) in (int, float) and 0 <= n < math.inf for n in numbers):
+            if not all(type(n) in (int, float) and 0 <= n <= _NUMBER_MAX for n in numbers):
                 raise ValueError("number")
     except (ValueError, LookupError, TypeError, RecursionError):
         raise _no_answer(url, "expected times of cuts, found something else") from None
