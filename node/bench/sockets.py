@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
+import stat
 import struct
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
 
 #: Between two looks. What comes between the last one and the end of the connection is not seen: the
 #: goodbye, and at times the answer to Commit.
 LOOK_S: Final = 0.005
+
+#: Looks at what was found, for each look for more of them.
+_LOOKS: Final = 20
 
 #: ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of ``struct tcp_info``.
 _COUNTERS: Final = struct.Struct("=120xQQ")
@@ -30,6 +35,9 @@ _FILES: Final = Path("/proc/self/fd")
 class SocketBytes:
     """Counts the connections of this process to one host that are opened while it watches.
 
+    All files of the process are looked through now and then, since each of them costs a change of
+    threads where others compute; those that were found are asked often.
+
     Attributes:
         total: Bytes of all of them so far; None where the system does not tell.
     """
@@ -37,8 +45,12 @@ class SocketBytes:
     def __init__(self, host: str) -> None:
         self._known = sys.platform == "linux"
         self._hosts = _addresses(host) if self._known else frozenset()
-        self._seen: dict[str, int] = {}
-        self._before = set(self._look())
+        self._seen: dict[int, int] = {}
+        self._files: dict[int, int] = {}
+        self._before: frozenset[int] = frozenset()
+        self._find()
+        self._before = frozenset(self._files.values())
+        self._files = {}
 
     @property
     def total(self) -> int | None:
@@ -58,40 +70,54 @@ class SocketBytes:
 
     async def _watch(self) -> None:
         while True:
-            self.look()
-            await asyncio.sleep(LOOK_S)
+            self._find()
+            for _ in range(_LOOKS):
+                self.look()
+                await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Note how far each connection is."""
-        for name, count in self._look().items():
-            if name not in self._before:
-                self._seen[name] = max(count, self._seen.get(name, 0))
-
-    def _look(self) -> dict[str, int]:
-        """Bytes by the socket's name, which no other one gets while this process runs."""
-        found: dict[str, int] = {}
-        for file in _FILES.iterdir() if self._known else ():
+        """Note how far each connection that was found is."""
+        for file, inode in list(self._files.items()):
             with contextlib.suppress(OSError, struct.error):
-                name = str(file.readlink())
-                if name.startswith("socket:"):
-                    count = self._count(int(file.name))
-                    if count is not None:
-                        found[name] = count
-        return found
+                # The number of a file that was closed goes to the next one.
+                if os.fstat(file).st_ino == inode:
+                    self._seen[inode] = max(self._count(file), self._seen.get(inode, 0))
+                    continue
+            del self._files[file]
 
-    def _count(self, file: int) -> int | None:
-        borrowed = socket.socket(fileno=file)
-        try:
-            if borrowed.type != socket.SOCK_STREAM or borrowed.family not in _INTERNET:
-                return None
-            if borrowed.getpeername()[0] not in self._hosts:
-                return None
-            told = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTERS.size)
-            acknowledged, received = _COUNTERS.unpack(told)
-            return int(acknowledged + received)
-        finally:
-            # It is gRPC's.
-            borrowed.detach()
+    def _find(self) -> None:
+        """Look through all files for connections; a socket's inode no other one gets meanwhile."""
+        self._files = {}
+        for file in _FILES.iterdir() if self._known else ():
+            with contextlib.suppress(OSError):
+                number = int(file.name)
+                found = os.fstat(number)
+                is_new = stat.S_ISSOCK(found.st_mode) and found.st_ino not in self._before
+                if is_new and self._is_ours(number):
+                    self._files[number] = found.st_ino
+
+    def _is_ours(self, file: int) -> bool:
+        with _borrowed(file) as one:
+            if one.type != socket.SOCK_STREAM or one.family not in _INTERNET:
+                return False
+            return one.getpeername()[0] in self._hosts
+
+    @staticmethod
+    def _count(file: int) -> int:
+        with _borrowed(file) as one:
+            told = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTERS.size)
+        acknowledged, received = _COUNTERS.unpack(told)
+        return int(acknowledged + received)
+
+
+@contextlib.contextmanager
+def _borrowed(file: int) -> Iterator[socket.socket]:
+    borrowed = socket.socket(fileno=file)
+    try:
+        yield borrowed
+    finally:
+        # It is gRPC's.
+        borrowed.detach()
 
 
 _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
