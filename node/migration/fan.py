@@ -166,7 +166,8 @@ class Fan:
                 seat.expected = seat.holds = False
 
     async def _publish(self, queue: asyncio.Queue[Loaded | None]) -> None:
-        while (sealed := await self._producer.next_sealed(queue)) is not None:
+        sealing = self._producer.sealing(queue)
+        while (sealed := await sealing.take()) is not None:
             await self._until(lambda: self._wanted(self._made))
             self._window.append(sealed)
             if len(self._window) > WINDOW_CHUNKS:

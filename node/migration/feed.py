@@ -81,7 +81,7 @@ class Feed:
         self._producer = producer
         self._timeline = timeline
         self._report = report
-        self._references = KnownReferences()
+        self._references = KnownReferences(layout=producer.tape.layout)
         self._holding = Holding()
         self._manifest = b""
         producer.watch(report)
@@ -118,11 +118,12 @@ class Feed:
         self._timeline.pushed_s = time.monotonic()
         if not self._manifest:
             # Nothing was left to send.
-            await self._make_manifest()
+            self._make_manifest()
         return self._outcome()
 
-    async def _make_manifest(self) -> None:
-        self._manifest = await asyncio.to_thread(self._producer.manifest, self._references)
+    def _make_manifest(self) -> None:
+        # Its references were encoded, and looked at, one by one: a change of thread takes longer.
+        self._manifest = self._producer.manifest(self._references)
 
     def _outcome(self) -> Fed:
         finished, cut = self._producer.finished, self.tape.cut
@@ -134,11 +135,8 @@ class Feed:
 
     async def _stream(self, stub: MigrationStub, transfer: pb.TransferRef, peer: str) -> None:
         queue: asyncio.Queue[Loaded | None] = asyncio.Queue(QUEUE_TILES)
-
-        async def take() -> Sealed | None:
-            return await self._producer.next_sealed(queue, self._holding.seal_ids)
-
-        pusher = asyncio.ensure_future(self._push(stub, transfer, take, peer))
+        sealing = self._producer.sealing(queue, self._holding.seal_ids)
+        pusher = asyncio.ensure_future(self._push(stub, transfer, sealing.take, peer))
         try:
             await self._producer.fill(len(self._references), queue, pusher)
             await pusher
@@ -170,7 +168,7 @@ class Feed:
                 fault_points.reach("source.chunk.sent")
             await call.done_writing()
             # While the last chunks are on their way: afterwards everybody would wait for it.
-            await self._make_manifest()
+            self._make_manifest()
             async with asyncio.timeout(STALL_S):
                 reply = await call
         except grpc.aio.AioRpcError as error:

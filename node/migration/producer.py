@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -45,6 +46,9 @@ QUEUE_TILES: Final = 4
 
 #: Tiles copied in one call on the engine's thread. A session that decodes on waits that long.
 READ_TILES: Final = 4
+
+#: Tiles that are sealed, or being sealed, beside the one that is written.
+AHEAD_TILES: Final = 2
 
 #: How long a live session may be busy with one long operation after another before it is held.
 FREEZE_S: Final = 600.0
@@ -117,6 +121,7 @@ class Producer:
         self._states: dict[ChunkClass, bytes] = {}
         self._watchers: list[Callable[[], None]] = []
         self._token_chunks: list[bytes] | None = None
+        self._boundary: asyncio.Task[None] | None = None
         self.tape = tape
         self.zero_s = 0.0
         self.boundary_s = 0.0
@@ -150,19 +155,42 @@ class Producer:
         if self.tape.cut is not None and self.zero_s == 0.0:
             self.zero_s = time.monotonic()
             self._note_state(self.tape.cut)
-        while await self._more(index):
-            for loaded in await self._load(index, READ_TILES):
-                await _offer(queue, loaded, consumer)
-                index += 1
-        if self.finished is None:
-            generation = self.session.generation
-            self.schedule, self.mixed = generation.schedule, generation.is_mixed
-        await _offer(queue, None, consumer)
-        if self.finished is None and self.schedule is not None:
-            # The ring's rows were copied: from here on the boundary call may overwrite one.
-            boundary = await self._engine.call(self.session.decode_next)
-            self.boundary_s = time.monotonic()
-            self.finished = Finished(self.schedule, boundary)
+        try:
+            while await self._more(index):
+                loaded = await self._load(index, READ_TILES)
+                index += len(loaded)
+                if index == len(self.tape.items) and self.tape.cut is not None:
+                    # All rows were copied: the boundary call may overwrite the oldest of a ring.
+                    self._begin_boundary()
+                for one in loaded:
+                    await _offer(queue, one, consumer)
+            self._begin_boundary()
+            await _offer(queue, None, consumer)
+        finally:
+            # Whatever ended this: nobody else may have the session while a call of it is under way.
+            await self._boundary_over()
+        if self._boundary is not None:
+            self._boundary.result()
+
+    def _begin_boundary(self) -> None:
+        """Begin the boundary call, if it was not before; what is left to send is on its way."""
+        if self.finished is not None or (self._boundary is not None and not self._boundary.done()):
+            return
+        generation = self.session.generation
+        self.schedule, self.mixed = generation.schedule, generation.is_mixed
+        self._boundary = asyncio.create_task(self._make_boundary(self.schedule))
+
+    async def _boundary_over(self) -> None:
+        boundary = self._boundary
+        if boundary is not None and not boundary.done():
+            await asyncio.wait({boundary})
+        if boundary is not None and not boundary.cancelled():
+            boundary.exception()
+
+    async def _make_boundary(self, schedule: CallSchedule) -> None:
+        boundary = await self._engine.call(self.session.decode_next)
+        self.boundary_s = time.monotonic()
+        self.finished = Finished(schedule, boundary)
 
     def manifest(self, references: KnownReferences) -> bytes:
         """The sealed manifest of the cut. It needs no boundary call, but all items read.
@@ -177,12 +205,11 @@ class Producer:
             self._binding, self.tape.cut, self.schedule, references, mixed=self.mixed
         )
 
-    async def next_sealed(
+    def sealing(
         self, queue: asyncio.Queue[Loaded | None], named: frozenset[bytes] = frozenset()
-    ) -> Sealed | None:
-        """Seal what comes next out of ``queue``. Of a seal id in ``named`` no piece is made."""
-        loaded = await queue.get()
-        return None if loaded is None else await asyncio.to_thread(self._seal, loaded, named)
+    ) -> Sealing:
+        """Seal what comes out of ``queue``. Of a seal id in ``named`` no piece is made."""
+        return Sealing(queue, lambda loaded: self._seal(loaded, named))
 
     async def sealed_again(self, index: int) -> Sealed:
         """Make an item that was made before: the same bytes."""
@@ -223,7 +250,9 @@ class Producer:
 
     async def _load(self, first: int, most: int) -> list[Loaded]:
         """Item ``first``, and with it at most ``most - 1`` of the next ones that exist already."""
-        await self._compute(self.tape.rows_needed(first))
+        if await self._compute(self.tape.rows_needed(first)):
+            # Whoever seals has nothing to do: the first one is his before the next are read.
+            most = 1
         indices, position = [first], self.session.position
         for index in range(first + 1, min(first + most, len(self.tape.items))):
             if self.tape.rows_needed(index) > position:
@@ -235,14 +264,21 @@ class Producer:
             Loaded(index, item, tiles.get(item)) for index, item in zip(indices, items, strict=True)
         ]
 
-    async def _compute(self, rows: int) -> None:
-        """Compute known tokens, one grid call after the other, until ``rows`` rows exist."""
+    async def _compute(self, rows: int) -> bool:
+        """Compute known tokens, one grid call after the other, until ``rows`` rows exist.
+
+        Returns:
+            Whether a call was made for it.
+        """
+        if self.session.position >= rows:
+            return False
         while self.session.position < rows:
             async with self._engine.pace.prefill_turn() as grid_tokens:
                 call_tokens = self.session.backlog_call(grid_tokens)
                 self.zero_s = await self._engine.call(_prefill, self.session, call_tokens)
             for report in self._watchers:
                 report()
+        return True
 
     async def _read(self, items: Sequence[Item]) -> dict[Item, Tile]:
         """The tiles of ``items``, copied in one call: a change of thread costs as much as a tile.
@@ -283,6 +319,57 @@ class Producer:
         sealed = seal_tile_framed(self._binding.context, tile, object_frame, scratch)
         self._scratch.append(scratch)
         return sealed
+
+
+class Sealing:
+    """Seals what comes out of a queue on threads, ahead of whoever takes it, in its order.
+
+    What is there is handed to the threads before the one before is given out: a stream's write
+    encrypts in the event loop's own thread, so whatever waited for a turn of the loop would only
+    begin when that is done.
+
+    Args:
+        queue: What is to be sealed; None is its end.
+        seal: Seals one. Runs on several threads at once.
+    """
+
+    def __init__(
+        self, queue: asyncio.Queue[Loaded | None], seal: Callable[[Loaded], Sealed]
+    ) -> None:
+        self._queue = queue
+        self._seal = seal
+        self._ahead: deque[asyncio.Future[Sealed]] = deque()
+        self._over = False
+
+    async def take(self) -> Sealed | None:
+        """The next one; None after the last.
+
+        Raises:
+            KvpackError: What sealing it raised.
+        """
+        self._look_ahead()
+        if not self._ahead:
+            if self._over:
+                return None
+            self._hand_over(await self._queue.get())
+            return await self.take()
+        sealed = await self._ahead[0]
+        self._ahead.popleft()
+        self._look_ahead()
+        return sealed
+
+    def _look_ahead(self) -> None:
+        while len(self._ahead) < AHEAD_TILES and not self._queue.empty():
+            self._hand_over(self._queue.get_nowait())
+
+    def _hand_over(self, loaded: Loaded | None) -> None:
+        if loaded is None:
+            self._over = True
+            return
+        sealing = asyncio.get_running_loop().run_in_executor(None, self._seal, loaded)
+        # Where nobody takes it any more nobody has to hear why it failed, either.
+        sealing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._ahead.append(sealing)
 
 
 def seal_item(

@@ -86,8 +86,8 @@ class Receiver:
         self._offer = offer
         self._installer: Installer | None = installer
         self._spool = spool
-        # Encoded as they come, while the source computes: at Seal everybody waits.
-        self._references = KnownReferences()
+        # Encoded and looked at as they come, while the source computes: at Seal everybody waits.
+        self._references = KnownReferences(layout=binding.layout)
         self._object_bytes = 0
         self._seal_ids: set[bytes] = set()
         self._token_ids: dict[int, tuple[int, ...]] = {}
@@ -252,7 +252,9 @@ class Receiver:
         state = self._state
         if state is None:
             raise InventoryError("no session chunk arrived")
-        token_ids = [i for first in sorted(self._token_ids) for i in self._token_ids[first]]
+        token_ids: list[int] = []
+        for first in sorted(self._token_ids):
+            token_ids += self._token_ids[first]
         if len(token_ids) != self._cut:
             raise LayoutMismatchError("token_ids", self._cut, len(token_ids))
         mixed = not self._binding.owns(self._offer.numerics)
@@ -268,7 +270,10 @@ class Receiver:
         Raises:
             PublishError: The name exists, or the disk refuses.
         """
-        await asyncio.to_thread(self._spool.publish, self._manifest)
+        if self._spool.blocks:
+            await asyncio.to_thread(self._spool.publish, self._manifest)
+        else:
+            self._spool.publish(self._manifest)
         self._held.close()
 
     async def drop(self) -> None:

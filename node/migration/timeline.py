@@ -41,6 +41,7 @@ class Timeline:
         held_bytes: Plaintext of chunks that the target held and was only told of.
         resumed: How often the stream was opened again.
         target: What the target measured.
+        payload_bytes: Plaintext bytes sent in all.
     """
 
     start_s: float
@@ -53,10 +54,12 @@ class Timeline:
     held_bytes: int = 0
     resumed: int = 0
     target: TargetTimes = TargetTimes()
+    payload_bytes: int = 0
 
     def add(self, at_s: float, reference: ChunkReference) -> None:
         """A chunk was sent."""
         self.sent.append(Sent(at_s, reference.chunk_class, reference.plain_bytes))
+        self.payload_bytes += reference.plain_bytes
 
     def held(self, reference: ChunkReference) -> None:
         """A chunk was named, not sent."""
@@ -65,11 +68,6 @@ class Timeline:
     def bytes_of(self, *classes: ChunkClass) -> int:
         """Plaintext bytes sent of ``classes``."""
         return sum(one.plain_bytes for one in self.sent if one.chunk_class in classes)
-
-    @property
-    def payload_bytes(self) -> int:
-        """Plaintext bytes sent in all."""
-        return sum(one.plain_bytes for one in self.sent)
 
     @property
     def payload_bytes_after_zero(self) -> int:
