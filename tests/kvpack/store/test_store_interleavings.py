@@ -190,7 +190,14 @@ def test_a_writer_that_relies_on_what_is_there(now: int) -> None:
     assert walk({"writer": (SHARING, True)}, now, batch_names=1) > 300
 
 
-@pytest.mark.parametrize("now", [NOW, NOW + 1000], ids=["in_time", "intents_expired"])
+# Of one writer whose intent expired all orders are walked above; of two, by make test-slow.
+@pytest.mark.parametrize(
+    "now",
+    [
+        pytest.param(NOW, id="in_time"),
+        pytest.param(NOW + 1000, id="intents_expired", marks=pytest.mark.slow),
+    ],
+)
 def test_two_writers_and_a_collector(now: int) -> None:
     states = walk({"first": (SAME, False), "second": (SHARING, True)}, now)
     assert states > 3000
