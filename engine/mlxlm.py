@@ -30,6 +30,7 @@ from engine.identity import arguments_of, identity_of, read_json_object
 from engine.mapping import LayerCacheKind, ProbedNetwork, probe_network
 from engine.model import LoadedParts, Model
 from engine.origins import PlaneLayout
+from engine.products import quicken
 from engine.transformers_import import quick_scan
 from kvpack.errors import FormatError
 from kvpack.layout import Encoding
@@ -107,6 +108,8 @@ def load_model(
     layout, planes = probed.layout, plane_layout or DEFAULT_PLANE_LAYOUT
     # Only MLX's GPU backends have kernels for RoPE and norms.
     on_cpu = backend.backend_name() == "cpu"
+    if on_cpu:
+        quicken(network)
     rows = mlx_dtype(layout.encoding)
     fold(network, _OFFSET_NORMS, rows, no_kernels=on_cpu, attentions=(MuseAttention,))
     template = getattr(tokenizer, "chat_template", None)
