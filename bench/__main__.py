@@ -48,7 +48,7 @@ def main() -> None:
             }
             for name, limit_s in groups.items():
                 _told(f"{name}: at most {limit_s:.0f} s")
-                found["groups"][name] = _measure(name, limit_s, options, only, folder)
+                found["groups"][name] = _measure(name, limit_s, options, only[name], folder)
             found["seconds"] = round(time.monotonic() - begun, 1)
             if options.out is not None:
                 _publish(options.out, found, folder)
@@ -81,16 +81,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _chosen(options: argparse.Namespace) -> tuple[dict[str, float], set[str]]:
+def _chosen(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, set[str]]]:
+    """Limits of the groups, and of each whom alone; nobody there: all of it."""
     every = GROUPS | SLOW_GROUPS
-    groups, only = {}, set()
+    only: dict[str, set[str]] = {name: set() for name in every}
+    groups, whole = {}, set()
     for asked in options.only:
         group, _, contender = asked.partition(":")
         if group not in every:
             _refuse(f"--only {asked}: expected one of {', '.join(every)}")
         groups[group] = every[group]
-        if contender:
-            only.add(contender)
+        only[group] |= {contender} if contender else set()
+        whole |= set() if contender else {group}
+    for name in whole:
+        only[name] = set()
     if not groups:
         groups = every if options.slow else GROUPS
     for field in ("rounds", "tokens", "large_tokens"):

@@ -28,8 +28,9 @@ TEXT = _EXAMPLES / "prompt.txt"
 TITLE = "rows of muse-novels-6m"
 _LIMIT_S = 90.0
 
-#: As many as fill a chunk of every layer that it may have without a row twice.
-_TOKENS = 2_048
+#: The fewest whose rows fill a chunk, whatever layers it has, without one being there twice; with
+#: halves a prefill takes MLX's CPU backend some ten seconds.
+_TOKENS = 1_280
 
 _Halves = npt.NDArray[np.uint16]
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from bench.format.__main__ import loaded
 from bench.format.pack import HEADER, KEY, KEYRING, LAYOUT, make_pack, write_pack
-from bench.format.restore import FLOOR, LOAD, RESTORE, restore_things, restored
+from bench.format.restore import FLOOR, LOAD, RESTORE, RESTORE_1, restore_things, restored
 from bench.format.speed import AES_1, BLAKE3_1, speed_things
 from bench.groups import Order
 from bench.kvnode import AT_REST
@@ -53,6 +53,7 @@ _VERIFY = {
 _RESTORE = {
     FLOOR: ("floor", "AES-256-GCM and then a copy, one thread", "copy", _CIPHER),
     RESTORE: ("restore", "kvpack restore: pack to a generation", "mlx_lm_load", AT_REST),
+    RESTORE_1: ("restore_1", "kvpack restore, one thread", "floor", AT_REST),
     LOAD: ("mlx_lm_load", "mlx-lm load_prompt_cache and eval", "copy", NOTHING),
 }
 
