@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
-from typing import Final
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, Final, TypeVar
 
 from kvpack.errors import KvpackError
 from node.config import Address
@@ -18,6 +18,7 @@ from node.errors import InventoryError
 from node.migration.book import OPEN_MAX
 from node.migration.inbound import HangUp
 from node.migration.journal import TransferKey
+from node.migration.streams import Burst
 from node.migration.target import Transfers
 from node.migration.versions import PLANES
 from node.migration.wire import SMALL_BYTES_MAX, Piece, decode_piece
@@ -25,6 +26,8 @@ from node.pb.v1 import migration_pb2 as pb
 from node.trust import STREAM_AGE_S, Gate
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 #: Streams at once, over all plain planes: one of each transfer, and one that is just being closed.
 STREAMS_MAX: Final = 2 * OPEN_MAX
@@ -119,8 +122,20 @@ class Intake:
             Whether all of them were taken; if not, the stream is to be closed without a word. What
             is wrong with the transfer the source learns over mTLS.
         """
+        pieces = self._pieces(ticket, messages)
+        return await self._ended_well(ticket, self._transfers.push(ticket.key, pieces, hang_up))
+
+    async def take_bursts(
+        self, ticket: Ticket, bursts: AsyncIterator[Burst], hang_up: HangUp
+    ) -> bool:
+        """As :meth:`take`, of pieces that a thread takes."""
+        bursts = self._pinned(ticket, bursts)
+        pushed = self._transfers.push_bursts(ticket.key, bursts, hang_up)
+        return await self._ended_well(ticket, pushed)
+
+    async def _ended_well(self, ticket: Ticket, pushed: Coroutine[Any, Any, int]) -> bool:
         try:
-            await self._transfers.push(ticket.key, self._pieces(ticket, messages), hang_up)
+            await pushed
         except DisturbedError as error:
             log.warning("%s: its %s stream ended: %s", ticket.key, ticket.plane.value, error)
         except KvpackError as error:
@@ -132,16 +147,17 @@ class Intake:
     async def _pieces(
         self, ticket: Ticket, messages: AsyncIterator[memoryview]
     ) -> AsyncIterator[Piece]:
+        async for message in self._pinned(ticket, messages):
+            yield read_piece(message)
+
+    async def _pinned(self, ticket: Ticket, items: AsyncIterator[_T]) -> AsyncIterator[_T]:
+        """``items``, for as long as their source is pinned."""
         looked_s = time.monotonic()
-        async for message in messages:
+        async for item in items:
             if time.monotonic() - looked_s >= STREAM_AGE_S:
                 self.require_pinned(ticket)
                 looked_s = time.monotonic()
-            small = len(message) <= SMALL_BYTES_MAX
-            piece = decode_piece(bytes(message) if small else message)
-            if isinstance(piece, pb.TransferRef):
-                raise InventoryError("the ticket names the transfer")
-            yield piece
+            yield item
 
     def require_pinned(self, ticket: Ticket) -> None:
         """Whoever got the ticket must still be pinned: for plain streams, too, once a second.
@@ -151,3 +167,17 @@ class Intake:
         """
         if not self._gate.holds(ticket.peer, STREAM_AGE_S):
             raise DisturbedError("its source is not pinned any more")
+
+
+def read_piece(message: memoryview) -> Piece:
+    """The piece of one frame; of a chunk object, a view of it inside ``message``.
+
+    Raises:
+        FormatError: It is none.
+        InventoryError: The name of a transfer: here the ticket names it.
+    """
+    small = len(message) <= SMALL_BYTES_MAX
+    piece = decode_piece(bytes(message) if small else message)
+    if isinstance(piece, pb.TransferRef):
+        raise InventoryError("the ticket names the transfer")
+    return piece

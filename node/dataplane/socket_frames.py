@@ -1,7 +1,9 @@
-"""Frames off a socket, read by a thread into a few buffers that are used again and again.
+"""Frames off a socket: a thread reads them, another one takes them, and the loop hears of it.
 
-The thread is at most ``BUFFERS`` pieces ahead: a target that does not come on stops reading, and
-TCP stops the source. A buffer is filled again only when its piece was taken.
+The reading thread is at most ``BUFFERS`` pieces ahead: a target that does not come on stops
+reading, and TCP stops the source. A buffer is filled again only when its piece was taken. The
+loop lends a thread to take them for a moment at a time: a change between the two for each chunk
+would cost a tenth of what opening it costs, and the loop has others to serve.
 """
 
 from __future__ import annotations
@@ -13,17 +15,18 @@ import queue
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from kvpack.errors import KvpackError
 from node.dataplane import blocking
 from node.dataplane.frames import FRAME_BYTES, DisturbedError, Tags, read_frame_header
-from node.migration.wire import PIECE_BYTES_MAX
+from node.migration.streams import Burst, Take
+from node.migration.wire import Piece
 
-#: One is being filled and one opened; a third lets neither wait for the other's last bytes.
-BUFFERS: Final = 3
+#: One is being filled and one opened; the others let neither wait for the other's last bytes.
+BUFFERS: Final = 4
 
 #: A frame that has begun may take this long, and as long as its piece takes at a crawl: 1 Mbit/s.
 #: Between two frames the source may be computing: that ends with the transfer's lease.
@@ -34,12 +37,16 @@ FLOOR_BYTES_PER_S: Final = 128 << 10
 #: anew with each byte on some systems, and with each read on all of them.
 _LOOK_S: Final = 1.0
 
+#: For so long the loop lends a thread; and a thread with nothing to do waits for the next frame.
+_BURST_S: Final = 0.05
+_LINGER_S: Final = 0.002
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Arrived:
     """One frame whose tag was right; ``length`` 0 is the end."""
 
-    buffer: memoryview
+    buffer: bytearray
     length: int
 
 
@@ -49,36 +56,42 @@ class FrameReader:
     Args:
         connection: Connected, and past its hello.
         tags: Of the stream.
+        decode: Reads a piece.
     """
 
-    def __init__(self, connection: socket.socket, tags: Tags) -> None:
+    def __init__(
+        self, connection: socket.socket, tags: Tags, decode: Callable[[memoryview], Piece]
+    ) -> None:
         self._connection = connection
         self._tags = tags
+        self._decode = decode
         self._loop = asyncio.get_running_loop()
-        self._free: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
-        self._arrived: deque[_Arrived | Exception] = deque()
+        self._free: queue.SimpleQueue[bytearray | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[_Arrived | Exception] = queue.SimpleQueue()
+        self._left: bytearray | None = None
+        self._waits = False
+        self._ended = False
+        self._refused: KvpackError | None = None
         self._changed = asyncio.Event()
         self._late_s = math.inf
         self._look = self._loop.call_later(_LOOK_S, self._end_late)
         self._thread = threading.Thread(target=self._read_all, name="data plane", daemon=True)
         for _ in range(BUFFERS):
-            self._free.put(memoryview(bytearray(PIECE_BYTES_MAX)))
+            self._free.put(bytearray())
 
-    async def pieces(self) -> AsyncIterator[memoryview]:
-        """The pieces in order, each until the next one is asked for.
+    async def bursts(self) -> AsyncIterator[Burst]:
+        """The pieces in order, some at a time.
 
         Raises:
-            DisturbedError: The stream broke, or is not what the source wrote.
+            DisturbedError: In a burst: the stream broke, or is not what the source wrote.
+            KvpackError: Between two: a frame of the source's holds no piece.
         """
         self._thread.start()
-        while True:
-            arrived = await self._next()
-            if isinstance(arrived, Exception):
-                raise DisturbedError(str(arrived)) from arrived
-            if not arrived.length:
-                return
-            yield arrived.buffer[: arrived.length]
-            self._free.put(arrived.buffer)
+        while not self._ended:
+            await self._some()
+            yield self._burst
+            if self._refused is not None:
+                raise self._refused
 
     async def close(self) -> None:
         """End the connection and the thread."""
@@ -88,11 +101,43 @@ class FrameReader:
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
 
-    async def _next(self) -> _Arrived | Exception:
-        while not self._arrived:
-            self._changed.clear()
+    async def _some(self) -> None:
+        """Wait for a frame."""
+        self._changed.clear()
+        # In this order: the thread looks whether anybody waits after it has put its frame there.
+        self._waits = True
+        if self._arrived.empty():
             await self._changed.wait()
-        return self._arrived.popleft()
+        self._waits = False
+
+    async def _burst(self, take: Take) -> Piece | None:
+        return await asyncio.to_thread(self._take_some, take)
+
+    def _take_some(self, take: Take) -> Piece | None:
+        if self._left is not None:
+            self._free.put(self._left)
+            self._left = None
+        until_s = time.monotonic() + _BURST_S
+        while time.monotonic() < until_s:
+            try:
+                arrived = self._arrived.get(timeout=_LINGER_S)
+            except queue.Empty:
+                break
+            if isinstance(arrived, Exception):
+                raise DisturbedError(str(arrived)) from arrived
+            if not arrived.length:
+                self._ended = True
+                break
+            try:
+                piece = self._decode(memoryview(arrived.buffer)[: arrived.length])
+            except KvpackError as error:
+                self._refused = error
+                break
+            if not take(piece):
+                self._left = arrived.buffer
+                return piece
+            self._free.put(arrived.buffer)
+        return None
 
     def _read_all(self) -> None:
         try:
@@ -104,8 +149,8 @@ class FrameReader:
         except (OSError, DisturbedError) as error:
             self._tell(error)
 
-    def _read(self, buffer: memoryview) -> _Arrived:
-        header = buffer[:FRAME_BYTES]
+    def _read(self, buffer: bytearray) -> _Arrived:
+        header = memoryview(bytearray(FRAME_BYTES))
         got = self._connection.recv_into(header)
         self._late_s = time.monotonic() + FRAME_S
         if not got:
@@ -113,10 +158,12 @@ class FrameReader:
         blocking.fill(self._connection, header[got:])
         length, tag = read_frame_header(header)
         self._late_s += length / FLOOR_BYTES_PER_S
-        piece = buffer[:length]
-        blocking.fill(self._connection, piece)
-        self._late_s = math.inf
-        self._tags.require(tag, piece)
+        if len(buffer) < length:
+            buffer = bytearray(length)
+        with memoryview(buffer)[:length] as piece:
+            blocking.fill_large(self._connection, piece)
+            self._late_s = math.inf
+            self._tags.require(tag, piece)
         return _Arrived(buffer, length)
 
     def _end_late(self) -> None:
@@ -125,10 +172,9 @@ class FrameReader:
         self._look = self._loop.call_later(_LOOK_S, self._end_late)
 
     def _tell(self, arrived: _Arrived | Exception) -> None:
-        # The loop may be gone where a process ends at once.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._note, arrived)
-
-    def _note(self, arrived: _Arrived | Exception) -> None:
-        self._arrived.append(arrived)
-        self._changed.set()
+        self._arrived.put(arrived)
+        if self._waits:
+            self._waits = False
+            # The loop may be gone where a process ends at once.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._changed.set)

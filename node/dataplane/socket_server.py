@@ -18,7 +18,7 @@ from typing import Any, Final
 from node.config import Address
 from node.dataplane import blocking
 from node.dataplane.frames import HELLO_BYTES, Tags
-from node.dataplane.intake import Intake
+from node.dataplane.intake import Intake, read_piece
 from node.dataplane.options import Plane
 from node.dataplane.socket_frames import FrameReader
 from node.dataplane.tickets import Ticket
@@ -122,9 +122,9 @@ async def _read_hello(connection: socket.socket) -> bytes:
 async def _take(intake: Intake, ticket: Ticket, connection: socket.socket) -> None:
     blocking.prepare(connection)
     tags = Tags(ticket.frame_key)
-    reader = FrameReader(connection, tags)
+    reader = FrameReader(connection, tags, read_piece)
     try:
-        if not await intake.take(ticket, reader.pieces(), lambda: blocking.end(connection)):
+        if not await intake.take_bursts(ticket, reader.bursts(), lambda: blocking.end(connection)):
             return
         # Only wakes the source, which then asks over mTLS how much there is.
         with contextlib.suppress(OSError):

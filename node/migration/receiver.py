@@ -190,7 +190,11 @@ class Receiver:
         Raises:
             KvpackError: As :meth:`take`.
         """
-        if self._spool.blocks or not isinstance(piece, memoryview):
+        return not self._spool.blocks and self.take_in_thread(piece)
+
+    def take_in_thread(self, piece: Piece) -> bool:
+        """As :meth:`take_at_once`, where a disk may be waited for."""
+        if not isinstance(piece, memoryview):
             return False
         header = self._parse_new(piece)
         if not self._has_room(header.reference):

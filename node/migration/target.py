@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -38,13 +37,14 @@ from node.migration.admission import (
     remembered,
     spool_name,
 )
-from node.migration.book import Book, to_the_end
+from node.migration.book import to_the_end
 from node.migration.held import HeldFile, HeldObjects, NothingHeld
-from node.migration.inbound import HangUp, Inbound, Outcome
+from node.migration.inbound import Inbound, Outcome
 from node.migration.journal import Entry, TransferKey, Verdict
 from node.migration.messages import Inventory, Offer
 from node.migration.receiver import Receiver
 from node.migration.spool import left_over
+from node.migration.streams import Streams
 from node.migration.table import (
     TARGET_ENDED,
     TargetEffect,
@@ -52,7 +52,6 @@ from node.migration.table import (
     TargetState,
 )
 from node.migration.versions import choose, named, require_kept, require_sealed
-from node.migration.wire import Piece
 from node.transient import is_transient
 
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class Standing:
     failure: KvpackError | None
 
 
-class Transfers(Book):
+class Transfers(Streams):
     """All transfers into this node."""
 
     def __init__(self, target: Target) -> None:
@@ -162,27 +161,6 @@ class Transfers(Book):
             if base is not None:
                 await let_go(self._target, offer, base)
         await self._target.journal.record(entry.key, TargetState.ABORTED)
-
-    async def push(
-        self, key: TransferKey, pieces: AsyncIterator[Piece], hang_up: HangUp | None = None
-    ) -> int:
-        """Take the chunks of one stream. Where it ends says nothing: only Seal does.
-
-        Returns:
-            Chunks held.
-
-        Raises:
-            TransferNotFoundError: No such transfer.
-            TransferStateError: It is sealed or ended, or another stream is open.
-            KvpackError: A chunk was refused; the whole transfer is given up.
-        """
-        inbound = self._find(key)
-        with inbound.stream(hang_up) as number:
-            inbound.step(TargetEvent.PIECE)
-            async for piece in pieces:
-                if not await self._take_at_once(inbound, number, piece):
-                    await to_the_end(self._take(inbound, number, piece))
-        return inbound.receiver.objects
 
     async def seal(self, key: TransferKey, inventory: Inventory) -> int:
         """Gate everything that arrived. Idempotent for the same bytes.
@@ -353,28 +331,6 @@ class Transfers(Book):
             named(minor),
         )  # fmt: skip
         return inbound
-
-    async def _take_at_once(self, inbound: Inbound, number: int, piece: Piece) -> bool:
-        """Take a piece that needs no waiting, and so no task that would outlive a hang-up."""
-        if inbound.lock.locked():
-            return False
-        inbound.require_stream(number)
-        inbound.step(TargetEvent.PIECE)
-        try:
-            return inbound.receiver.take_at_once(piece)
-        except KvpackError as error:
-            await to_the_end(self._refuse(inbound, error))
-            raise
-
-    async def _take(self, inbound: Inbound, number: int, piece: Piece) -> None:
-        async with inbound.lock:
-            inbound.require_stream(number)
-            inbound.step(TargetEvent.PIECE)
-            try:
-                await inbound.receiver.take_piece(piece)
-            except KvpackError as error:
-                await self._give_up_piece(inbound, error)
-                raise
 
     async def _seal(self, inbound: Inbound, inventory: Inventory) -> int:
         async with inbound.lock:
