@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 import click
 
 import kvpack
-from kvpack.errors import EXIT_INTERRUPTED, KvpackError
+from kvpack.errors import EXIT_FAILURE, EXIT_INTERRUPTED, KvpackError
 from node.cli_apikey import apikey
 from node.cli_bench import bench
 from node.cli_directory import directory
@@ -27,6 +27,9 @@ _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 _FILE: Final = click.Path(path_type=Path)
 _SECONDS: Final = click.FloatRange(1.0, 86_400.0)
 
+#: Characters of a file's name in an error.
+_NAME_SHOWN: Final = 120
+
 
 class _Commands(click.Group):
     """Turns errors into one line on standard error and the exit code of their kind."""
@@ -38,6 +41,14 @@ class _Commands(click.Group):
             _fail(str(error), exit_code_of(error))
         except (KeyboardInterrupt, click.Abort):
             _fail("interrupted", EXIT_INTERRUPTED)
+        except BrokenPipeError:
+            # Whoever read our output has left: click ends without a word.
+            raise
+        except OSError as error:
+            # A name that no file can have, or a folder that cannot be looked into.
+            why = error.strerror or type(error).__name__
+            where = str(error.filename or "")[:_NAME_SHOWN]
+            _fail(f"{where}: {why}" if where else why, EXIT_FAILURE)
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:
