@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -34,6 +36,27 @@ def command(module: str, *arguments: str, seconds: float = 90.0, cwd: Path | Non
         cwd=cwd,
         check=False,
     )
+
+
+def at_once(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    """What ``kvnode`` says to arguments that it refuses, or to a question about itself.
+
+    In this process: a start of one costs a second, and what is asked is the answer.
+    """
+    from node.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(cwd or Path.cwd()),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = 0
+        try:
+            main(list(arguments))
+        except SystemExit as ended:
+            code = ended.code or 0
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def failed_cleanly(ran, exit_code: int | None = None) -> str:

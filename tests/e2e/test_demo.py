@@ -12,6 +12,7 @@ import time
 import pytest
 from e2e_support import (
     ROOT,
+    at_once,
     bound,
     command,
     environment,
@@ -71,13 +72,19 @@ def test_the_demo_of_the_trained_model_shows_the_text_on_both_sides_of_the_move(
     assert "\N{REPLACEMENT CHARACTER}" not in before + after
 
 
-def test_the_demo_prints_a_table_of_another_text_and_window_and_may_be_run_again(tmp_path):
+@pytest.mark.slow
+def test_the_demo_may_be_run_again_into_the_same_folder(tmp_path):
+    for _ in range(2):
+        ran = command("node", "demo", "--tiny", "--out", "out", seconds=120, cwd=tmp_path)
+        assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_the_demo_prints_a_table_of_another_text_and_window(tmp_path):
     text = tmp_path / "mein text.txt"
     text.write_text("Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. " * 20)
-    options = ("--out", "out", "--tokens", "700", "--window", "96", "--text", str(text))
-    for _ in range(2):
-        ran = command("node", "demo", *options, seconds=120, cwd=tmp_path)
-        assert ran.returncode == 0, ran.stderr
+    options = ("--out", "out", "--tokens", "300", "--window", "96", "--text", str(text))
+    ran = command("node", "demo", *options, seconds=120, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""
     assert "65 of 65" in ran.stdout and "window 96" in ran.stdout
     assert "mein text.txt" in ran.stdout and "left" in ran.stdout
@@ -104,10 +111,12 @@ def _bad_texts(folder):
 
 def test_texts_that_cannot_be_used_give_one_line_within_ten_seconds(tmp_path):
     for name, expected in _bad_texts(tmp_path).items():
-        start = time.monotonic()
-        ran = command("node", "demo", "--text", str(tmp_path / name), cwd=tmp_path)
-        assert time.monotonic() - start < bound(BAD_INPUT_S)
+        ran = at_once("demo", "--text", str(tmp_path / name), cwd=tmp_path)
         assert expected in failed_cleanly(ran, 2)
+    start = time.monotonic()
+    ran = command("node", "demo", "--text", str(tmp_path / "nul"), cwd=tmp_path)
+    assert time.monotonic() - start < bound(BAD_INPUT_S)
+    assert "NUL bytes" in failed_cleanly(ran, 2)
     assert not (tmp_path / "demo-out").exists()
 
 
@@ -122,7 +131,7 @@ def test_texts_that_cannot_be_used_give_one_line_within_ten_seconds(tmp_path):
     ],
 )
 def test_options_that_cannot_be_used_give_one_line(tmp_path, options, expected):
-    assert expected in failed_cleanly(command("node", "demo", *options, cwd=tmp_path), 2)
+    assert expected in failed_cleanly(at_once("demo", *options, cwd=tmp_path), 2)
 
 
 def test_a_model_folder_without_tokenizer_gives_one_line_within_ten_seconds(tmp_path, model_dir):
@@ -138,30 +147,34 @@ def test_a_model_folder_without_tokenizer_gives_one_line_within_ten_seconds(tmp_
     assert not (tmp_path / "demo-out").exists()
 
 
-@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_an_incomplete_model_folder_is_refused_before_anything_heavy_is_imported(
-    tmp_path, model_dir, missing
+    tmp_path, model_dir
 ):
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for path in model_dir.iterdir():
-        if path.name != missing:
-            (broken / path.name).write_bytes(path.read_bytes())
+    files = ("config.json", "model.safetensors", "tokenizer.json")
+    for missing in files:
+        broken = tmp_path / missing
+        broken.mkdir()
+        for path in model_dir.iterdir():
+            if path.name != missing:
+                (broken / path.name).write_bytes(path.read_bytes())
     code = (
         "import sys\n"
         "from engine.errors import ModelFolderError\n"
         "from node.shipped import require_model\n"
         "from pathlib import Path\n"
-        "try:\n    require_model(Path(sys.argv[1]))\n"
-        "except ModelFolderError as error:\n    print(error)\n"
+        "for folder in sys.argv[1:]:\n"
+        "    try:\n        require_model(Path(folder))\n"
+        "    except ModelFolderError as error:\n        print(error)\n"
         "print(sorted({'mlx', 'mlx_lm', 'transformers', 'grpc'} & set(sys.modules)))\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", code, str(broken)],
+        [sys.executable, "-c", code, *(str(tmp_path / missing) for missing in files)],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    refusal, imported = ran.stdout.splitlines()
-    assert missing.split(".")[0] in refusal and imported == "[]"
+    *refusals, imported = ran.stdout.splitlines()
+    assert imported == "[]"
+    for missing, refusal in zip(files, refusals, strict=True):
+        assert missing.split(".")[0] in refusal
 
 
 def test_a_port_in_use_gives_one_line_within_ten_seconds(tmp_path):
@@ -177,7 +190,10 @@ def test_a_port_in_use_gives_one_line_within_ten_seconds(tmp_path):
         assert address in failed_cleanly(ran)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
+)
 def test_an_interrupted_demo_leaves_no_process(tmp_path, number):
     before = our_processes()
     demo = subprocess.Popen(
@@ -212,7 +228,9 @@ def test_help_of_every_command_works_and_is_short_of_heavy_imports():
         ("pair", "join"),
         ("demo",),
     ):
-        ran = command("node", *arguments, "--help")
+        ran = at_once(*arguments, "--help")
         assert ran.returncode == 0 and "Usage:" in ran.stdout
+    ran = command("node", "--help")
+    assert ran.returncode == 0 and "Usage:" in ran.stdout
     code = "import node.cli, sys; sys.exit('mlx' in sys.modules or 'grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

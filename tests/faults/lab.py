@@ -19,8 +19,8 @@ from node import enroll
 from node.client import NodeClient
 from node.config import Address
 from node.handover import copy_tenant_key
-from node.tiny import make_tiny_model
 from node.trust import Role, pin
+from tests.small_model import make_small_model
 
 from .nursery import ROOT, Child, Nursery, execute
 
@@ -46,7 +46,7 @@ class Lab:
     def make(cls, root: Path) -> Lab:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         lab = cls(root, root / "tiny")
-        make_tiny_model(lab.model, "muse_glimmer", seed=5, window=WINDOW, layers=LAYERS)
+        make_small_model(lab.model, "muse_glimmer", seed=5, window=WINDOW, layers=LAYERS)
         key = root / "tenant.key"
         write_key_file(key, generate_key("faults"))
         for name in (*NODES, CLIENT):

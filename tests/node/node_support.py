@@ -22,8 +22,8 @@ from node.packs import cut_session, manifest_blob
 from node.pb.v1 import migration_pb2 as pb
 from node.pb.v1 import session_pb2
 from node.server import running
-from node.tiny import make_tiny_model
 from node.trust import Role, load_credentials, open_channel, pin
+from tests.small_model import make_small_model
 
 WINDOW = 16
 LAYERS = 4
@@ -42,7 +42,7 @@ def run(work, seconds: float = 60.0):
 
 def make_model(folder: Path) -> Path:
     """A tiny model folder with a window of 16 tokens."""
-    make_tiny_model(folder / "tiny", "muse_glimmer", seed=3, window=WINDOW, layers=LAYERS)
+    make_small_model(folder / "tiny", "muse_glimmer", seed=3, window=WINDOW, layers=LAYERS)
     return folder / "tiny"
 
 

@@ -13,7 +13,8 @@ from node.config import Address
 from node.dataplane.options import Plane, PlaneAddress, PlaneOptions, plane_message
 from node.server import Fitting, running
 
-TOKENS = prompt(600)
+#: A whole block of 256 and more, in one call.
+TOKENS = prompt(400)
 
 
 def offering(*planes, senders=("source",)) -> PlaneOptions:

@@ -15,6 +15,7 @@ from kvpack.layout import LayerKind
 from kvpack.store import list_cuts, open_store
 from node.migration import wire
 from node.pb.v1 import migration_pb2 as pb
+from tests.small_model import make_small_model
 
 
 async def there_and_back(giving, source, taking, target, tokens, more):
@@ -60,10 +61,8 @@ def test_a_suffix_inside_the_window_sends_only_its_own_window_rows(tmp_path):
     """A window of 2,048 tokens, so that held blocks of it are still in the cut's window."""
     from node_support import World
 
-    from node.tiny import make_tiny_model
-
     folder = tmp_path / "tiny"
-    make_tiny_model(folder, "muse_glimmer", seed=3, window=2048, layers=4)
+    make_small_model(folder, "muse_glimmer", seed=3, window=2048, layers=4)
     (tmp_path / "world").mkdir()
     world = World.make(tmp_path / "world", folder)
 

@@ -20,7 +20,7 @@ from node.credentials import load_credentials
 from node.errors import CredentialsError, DirectoryWentBackError
 from node.files import read_private
 from node.http.auth import LiveKeys
-from node.tiny import make_tiny_model
+from tests.small_model import make_small_model
 
 
 def invoke(*arguments):
@@ -99,7 +99,7 @@ def test_a_list_of_sessions_says_what_its_columns_are(world):
 
 
 def test_a_target_with_another_model_ends_a_move_with_the_code_of_a_mismatch(world, tmp_path):
-    make_tiny_model(tmp_path / "strange", "muse_glimmer", seed=4, window=WINDOW, layers=4)
+    make_small_model(tmp_path / "strange", "muse_glimmer", seed=4, window=WINDOW, layers=4)
 
     async def work():
         async with (

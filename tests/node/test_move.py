@@ -9,7 +9,7 @@ from kvpack.layout import LayerKind
 from node.errors import PeerAnswerError
 from node.migrate import compresses
 from node.pb.v1 import session_pb2
-from node.tiny import make_tiny_model
+from tests.small_model import make_small_model
 
 W = WINDOW
 EDGES = (2, W - 1, W, W + 1, W + 2, 2 * W - 1, 2 * W, 2 * W + 1, 2 * W + 2, 5 * W + 3, 257, 600)
@@ -131,7 +131,7 @@ def test_wire_bytes_stay_near_the_payload_and_everything_is_accounted(world):
 @pytest.mark.parametrize("arch", ["cohere2", "exaone4", "afmoe"])
 def test_other_architectures_move_bit_for_bit_too(tmp_path, arch):
     folder = tmp_path / "tiny"
-    make_tiny_model(folder, arch, seed=5, window=W, layers=4)
+    make_small_model(folder, arch, seed=5, window=W, layers=4)
     (tmp_path / "world").mkdir()
     pairs = run(moved_and_twin(World.make(tmp_path / "world", folder), (5 * W + 3,)))
     moved, twin = pairs[5 * W + 3]
@@ -140,7 +140,7 @@ def test_other_architectures_move_bit_for_bit_too(tmp_path, arch):
 
 def test_a_node_with_another_model_refuses_and_names_the_difference(world, tmp_path):
     other = tmp_path / "other"
-    make_tiny_model(other, "muse_glimmer", seed=4, window=W, layers=4)
+    make_small_model(other, "muse_glimmer", seed=4, window=W, layers=4)
 
     async def work():
         async with (

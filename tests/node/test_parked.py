@@ -40,7 +40,7 @@ from node.migration.shelf import Shelf
 from node.parked import Parked
 from node.pb.v1 import session_pb2 as pb
 from node.stores import StoreRoots
-from node.tiny import make_tiny_model
+from tests.small_model import make_small_model
 
 
 @pytest.fixture
@@ -368,7 +368,7 @@ def chunk_files(stores):
 def test_of_two_nodes_that_restore_at_once_one_gets_it_and_what_fails_leaves_it_there(
     stores, monkeypatch, tmp_path
 ):
-    make_tiny_model(tmp_path / "other", "muse_glimmer", seed=9, window=16, layers=4)
+    make_small_model(tmp_path / "other", "muse_glimmer", seed=9, window=16, layers=4)
     honest = seal.compute_content_id
 
     async def interrupted(giving, there):

@@ -18,7 +18,7 @@ import grpc
 import pytest
 from click.testing import CliRunner
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from node_support import SECONDS, HandSource, events, move, prompt, refusal, run
+from node_support import LAYERS, SECONDS, WINDOW, HandSource, events, move, prompt, refusal, run
 from test_fan_out import continued, fan_out, orders, three
 from test_resume import Link, at
 
@@ -37,6 +37,7 @@ from node.migration.versions import OURS, UNSAID, Minors, Speaker, choose
 from node.pb.v1 import migration_pb2 as pb
 from node.pb.v1 import ownership_pb2
 from node.server import Fitting, running
+from node.tiny import make_tiny_model
 
 RECORDED = Path(__file__).parent / "recorded"
 RANGES = [Minors(low, high) for low, high in itertools.combinations_with_replacement(range(4), 2)]
@@ -200,9 +201,13 @@ def test_a_source_that_speaks_the_first_version_alone_sends_what_it_always_sent(
 # Between nodes.
 
 
-def test_an_older_sources_own_bytes_are_answered_as_they_always_were(world):
+def test_an_older_sources_own_bytes_are_answered_as_they_always_were(world, tmp_path):
+    # The model that it was recorded with, not the narrower one of the other tests.
+    model = tmp_path / "tiny"
+    make_tiny_model(model, "muse_glimmer", seed=3, window=WINDOW, layers=LAYERS)
+
     async def work():
-        async with world.node("target") as (target, _):
+        async with world.node("target", model) as (target, _):
             stub, channel = world.migration_stub("source", "target", target.address)
             async with channel:
                 call = channel.unary_unary(f"/{wire.SERVICE}/Prepare")

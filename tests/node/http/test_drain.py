@@ -70,7 +70,7 @@ def test_a_prompt_that_was_computed_before_a_kill_is_not_computed_again(tmp_path
     data = tmp_path / "data"
     with harness.served(data) as node:
         client = openai.OpenAI(base_url=node.v1, api_key="x", max_retries=0, timeout=60)
-        said = client.chat.completions.create(model="default_model", messages=NIGHT, max_tokens=60)
+        said = client.chat.completions.create(model="default_model", messages=NIGHT, max_tokens=24)
         conversation = [
             *NIGHT,
             {"role": "assistant", "content": said.choices[0].message.content},

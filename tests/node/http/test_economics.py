@@ -45,6 +45,35 @@ def complete(node, prompt):
     return json.loads(answer[2])["usage"]
 
 
+def test_a_cut_that_was_computed_and_brought_back_by_the_next_start_has_both_times(tmp_path):
+    """The same without processes of their own: a stop, and a start in the same folder."""
+    prompt = f"{SECRET}. {TEXT}"
+
+    async def once(work):
+        async with harness.web_node(tmp_path / "data") as node:
+            found = await asyncio.to_thread(work, node)
+            await node.serving.ladder.settled()
+            return found or await asyncio.to_thread(asked, node)
+
+    async def scenario():
+        tokens = (await once(lambda node: complete(node, prompt)))["prompt_tokens"]
+        (computed,) = [
+            cut for cut in await once(lambda node: None) if cut["tokens"] == tokens - 1
+        ]  # fmt: skip
+        assert computed["prefill"]["computed_tokens"] == tokens - 1
+        assert 0 < computed["prefill"]["engine_s"] <= computed["prefill"]["wall_s"]
+        assert computed["restores"] == []
+        usage = await once(lambda node: complete(node, prompt))
+        assert usage["prompt_tokens_details"]["cached_tokens"] == tokens - 1
+        both = {cut["cut"]: cut for cut in await once(lambda node: None)}[computed["cut"]]
+        assert both["prefill"] == computed["prefill"]
+        assert {one["tier"]: one["count"] for one in both["restores"]}["disk"] == 1
+        assert SECRET.encode() not in (tmp_path / "data" / "economics.sqlite").read_bytes()
+
+    harness.within(scenario())
+
+
+@pytest.mark.slow
 def test_a_cut_that_was_computed_and_then_brought_back_has_both_times_and_nothing_of_the_text(
     tmp_path,
 ):

@@ -148,7 +148,7 @@ def test_more_than_may_wait_are_told_when_to_come_again(tmp_path):
             harness.web_node(tmp_path / "data", serving=ServingOptions(slots=1)) as web,
             contextlib.AsyncExitStack() as stack,
         ):
-            full = asking(LONG, max_tokens=2000, ignore_eos=True)
+            full = asking(max_tokens=2000, ignore_eos=True)
             for _ in range(65):
                 await stack.enter_async_context(connection(web, full))
             floor = web.serving.floor

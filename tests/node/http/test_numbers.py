@@ -10,6 +10,7 @@ import random
 
 import harness
 import openai
+import pytest
 
 from node.serving.options import ServingOptions
 from node.serving.slots import SlotState
@@ -67,8 +68,9 @@ def test_after_kill_9_only_what_is_new_is_computed_and_after_an_edit_only_the_ed
         assert (reuse["cached_tokens"], reuse["rung"], reuse["miss"]) == (0, "none", "cold")
 
 
-def test_sixty_requests_a_third_of_them_cancelled_leave_every_slot_and_every_count(
-    tmp_path, model_dir
+@pytest.mark.parametrize("requests", [24, pytest.param(60, marks=pytest.mark.slow)])
+def test_requests_a_third_of_them_cancelled_leave_every_slot_and_every_count(
+    tmp_path, model_dir, requests
 ):
     draws = random.Random(11)
 
@@ -91,7 +93,7 @@ def test_sixty_requests_a_third_of_them_cancelled_leave_every_slot_and_every_cou
             harness.web_node(tmp_path / "data", model_dir, options) as web,
             openai.AsyncOpenAI(base_url=web.v1, api_key="none", max_retries=0) as client,
         ):
-            waiting = iter(range(60))
+            waiting = iter(range(requests))
 
             async def some():
                 for index in waiting:
@@ -103,9 +105,9 @@ def test_sixty_requests_a_third_of_them_cancelled_leave_every_slot_and_every_cou
                 while any(slot.state is not SlotState.IDLE for slot in floor.status().slots):
                     await asyncio.sleep(0.02)
             ended = counts.finished + counts.cancelled + counts.stalled + counts.failed
-            assert counts.submitted == ended == 60
+            assert counts.submitted == ended == requests
             assert (counts.stalled, counts.failed, counts.refused) == (0, 0, 0)
-            assert counts.cancelled <= 30
+            assert counts.cancelled <= requests // 2
             assert floor.status().waiting == 0
             await web.serving.ladder.settled()
             accounts = web.serving.ladder.accounts

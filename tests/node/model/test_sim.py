@@ -29,7 +29,7 @@ from node.migration.table import (
 )
 
 #: Runs of ``make test``, and of ``make test-faults`` in all its parts.
-QUICK_RUNS = 120
+QUICK_RUNS = 60
 ALL_RUNS = int(os.environ.get("SIM_RUNS", "10000"))
 PARTS = 20
 

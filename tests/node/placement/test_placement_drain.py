@@ -23,7 +23,7 @@ from node.placement.notice import notice_name
 from node.placement.publishing import read_node
 from node.placement.rebalance import RebalanceOrder, rebalance
 from node.server import running
-from node.tiny import make_tiny_model
+from tests.small_model import make_small_model
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -222,7 +222,7 @@ def test_a_target_that_dies_is_left_out_and_another_one_is_found(tmp_path, model
 def test_nodes_that_compute_otherwise_need_consent(tmp_path, model_dir):
     world = World.make(tmp_path, model_dir)
     other = tmp_path / "other"
-    make_tiny_model(other, "muse_glimmer", seed=4, window=16, layers=LAYERS)
+    make_small_model(other, "muse_glimmer", seed=4, window=16, layers=LAYERS)
 
     async def live():
         async with (

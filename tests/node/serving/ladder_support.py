@@ -14,7 +14,7 @@ from node.binding import PackBinding
 from node.engine_thread import EngineThread
 from node.serving.ladder import RowLadder
 from node.stream import Stream
-from node.tiny import make_tiny_model
+from tests.small_model import make_small_model
 
 WINDOW = 16
 CALL = 512
@@ -23,7 +23,7 @@ CALL = 512
 def make_model(
     folder: Path, arch: str = "muse_glimmer", window: int = WINDOW, seed: int = 5
 ) -> Path:
-    make_tiny_model(folder, arch, seed=seed, window=window, layers=4)
+    make_small_model(folder, arch, seed=seed, window=window, layers=4)
     return folder
 
 

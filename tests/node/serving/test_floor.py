@@ -19,7 +19,7 @@ from node.serving.floor import Floor
 from node.serving.logprobs import token_logprob
 from node.serving.order import Finished, FinishReason, MissReason, Piece, Prefilled, Rung
 from node.serving.reuse import NoReuse
-from node.tiny import make_tiny_model
+from tests.small_model import make_small_model
 
 
 def test_an_answer_has_the_bits_of_a_stream_that_is_alone(model_dir):
@@ -164,7 +164,7 @@ def test_no_part_of_a_stop_string_is_told(model_dir):
 
 
 def test_the_context_ends_where_the_model_says(tmp_path):
-    make_tiny_model(tmp_path / "m", "muse_glimmer", seed=3, window=16, layers=4)
+    make_small_model(tmp_path / "m", "muse_glimmer", seed=3, window=16, layers=4)
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     config["max_position_embeddings"] = 64
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))

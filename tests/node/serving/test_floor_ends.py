@@ -60,7 +60,7 @@ def test_an_answer_that_nobody_reads_pauses_and_then_gives_its_slot_back(model_d
 def test_a_reader_that_takes_a_token_now_and_then_does_not_keep_a_slot(model_dir):
     async def work():
         async with floor_of(model_dir, slots=1, stall_s=0.2) as (floor, _):
-            dripping = floor.submit(order(prompt(20), 5000))
+            dripping = floor.submit(order(prompt(20), 500))
             with pytest.raises(StalledReaderError):
                 async for _ in dripping:
                     await asyncio.sleep(0.03)
@@ -91,7 +91,8 @@ def test_a_hang_up_frees_the_slot_wherever_it_comes(model_dir, where):
             ladder, calls = Watched(engine), Calls(engine)
             floor = Floor(engine, ladder, slots=1)
             floor.start()
-            ids = prompt(800)
+            # One whole prefill call and some more.
+            ids = prompt(540)
             blocker = floor.submit(order(prompt(20, 9), 400)) if where == "waiting" else None
             if where == "begin":
                 ladder.gate.clear()
@@ -227,7 +228,7 @@ def test_a_break_in_a_call_that_is_no_answer_latches_too_and_a_refusal_does_not(
                 generation = await engine.call(engine.model.new_generation)
                 await engine.call(generation.prefill, [100_000])
             assert floor.health.state is HealthState.OK
-            running = floor.submit(order(prompt(20), 5000))
+            running = floor.submit(order(prompt(20), 500))
             await anext(running)
             with pytest.raises(ZeroDivisionError):
                 await engine.call(lambda: 1 / 0)
@@ -329,7 +330,7 @@ def test_a_node_that_stops_lets_answers_end_and_ends_the_rest(model_dir):
             assert [len((await read(each)).ids) for each in (short, after)] == [5, 5]
             await closing
         async with floor_of(model_dir, slots=1) as (floor, _):
-            long, waiting = (floor.submit(order(prompt(20, k), 5000)) for k in (1, 2))
+            long, waiting = (floor.submit(order(prompt(20, k), 1500)) for k in (1, 2))
             task = asyncio.create_task(count_pieces(long))
             await floor.close(0.2)
             assert isinstance(await task, DrainingError)

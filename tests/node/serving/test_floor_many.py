@@ -56,9 +56,13 @@ async def many(floor, chance, count):
 
 
 @pytest.mark.parametrize(
-    "rounds", [1, pytest.param(4, marks=pytest.mark.slow, id="twelve hundred, memory watched")]
+    ("count", "rounds"),
+    [
+        pytest.param(60, 1, id="sixty"),
+        pytest.param(300, 4, marks=pytest.mark.slow, id="twelve hundred, memory watched"),
+    ],
 )
-def test_three_hundred_answers_a_third_of_them_cancelled_anywhere(model_dir, rounds):
+def test_many_answers_a_third_of_them_cancelled_anywhere(model_dir, count, rounds):
     seed = 20261130
     print("seed", seed)
     chance = random.Random(seed)
@@ -66,19 +70,19 @@ def test_three_hundred_answers_a_third_of_them_cancelled_anywhere(model_dir, rou
     async def work():
         async with loaded(model_dir) as engine:
             ladder = Watched(engine)
-            floor = Floor(engine, ladder, slots=3, waiting=300)
+            floor = Floor(engine, ladder, slots=3, waiting=count)
             floor.start()
-            ends = await many(floor, chance, 300)
+            ends = await many(floor, chance, count)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             for _ in range(rounds - 1):
-                ends += await many(floor, chance, 300)
+                ends += await many(floor, chance, count)
             assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1.05 * peak
             counts, view = floor.counts, floor.status()
             assert all(slot.state is SlotState.IDLE for slot in view.slots)
             assert view.waiting == 0 and not view.staging
-            assert counts.submitted == 300 * rounds == counts.finished + counts.cancelled
-            assert counts.finished == ends.count("whole") >= 200 * rounds
-            assert counts.cancelled == ends.count("cancelled") > 20 * rounds
+            assert counts.submitted == count * rounds == counts.finished + counts.cancelled
+            assert counts.finished == ends.count("whole") >= count * 2 // 3 * rounds
+            assert counts.cancelled == ends.count("cancelled") > count // 15 * rounds
             # Every trail that was begun is ended, but those of what slots still hold.
             held = sum(slot.known_tokens > 0 for slot in view.slots)
             assert sum(trail.ended == 0 for trail in ladder.trails) == held

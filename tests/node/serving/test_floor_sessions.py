@@ -111,12 +111,12 @@ def test_prefill_over_grpc_and_in_slots_makes_short_calls_for_each_others_answer
             with pytest.raises(RunCancelledError):
                 await reading
             # The other way round: a client over gRPC decodes.
-            saying = asyncio.create_task(events(client, opened, 300, 200))
+            saying = asyncio.create_task(events(client, opened, 300, 80))
             session = await node.sessions.find("s")
             await until(lambda: session.next_index > 302)
             answer = await read(floor.submit(order(prompt(300, 5), 2)))
             assert len(answer.ids) == 2 and sizes(5) == [64, 64, 64, 64, 43]
-            assert len(await saying) == 200
+            assert len(await saying) == 80
             # Nobody decodes any more.
             await read(floor.submit(order(prompt(300, 6), 2)))
             assert sizes(1) == [299]

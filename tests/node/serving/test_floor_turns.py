@@ -55,7 +55,7 @@ def test_a_long_prompt_delays_a_running_answer_by_one_short_call_at_most(model_d
             talking = floor.submit(order(prompt(20), 60, top_logprobs=3))
             assert isinstance(await anext(talking), Prefilled)
             await until(lambda: calls.of("decode_next"))
-            long = [floor.submit(order(prompt(1200, k), 2, top_logprobs=3)) for k in (1, 2)]
+            long = [floor.submit(order(prompt(700, k), 2, top_logprobs=3)) for k in (1, 2)]
             answer, *others = await asyncio.gather(read(talking), *map(read, long))
             talker = calls.of("decode_next")[0][1]
             log = calls.of("decode_next", "prefill_next")
@@ -93,7 +93,7 @@ def test_prefill_comes_back_to_the_coarse_grid_when_nobody_decodes(model_dir):
             talking = floor.submit(order(prompt(20), 300))
             assert isinstance(await anext(talking), Prefilled)
             await until(lambda: calls.of("decode_next"))
-            long = floor.submit(order(prompt(2000, 3), 1))
+            long = floor.submit(order(prompt(1200, 3), 1))
             await until(lambda: len(calls.of("prefill_next")) > 3)
             talking.cancel()
             await read(long)
@@ -103,7 +103,7 @@ def test_prefill_comes_back_to_the_coarse_grid_when_nobody_decodes(model_dir):
             for size in sizes:
                 assert position % 512 == 0 or size <= 512 - position % 512
                 position += size
-            assert position == 1999
+            assert position == 1199
 
     run(work())
 

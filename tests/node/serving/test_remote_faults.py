@@ -30,8 +30,8 @@ from node.serving.order import Fallback
 from node.serving.producer import Arrival, Failure
 from node.serving.remote import RemotePrefill
 from node.sessions import Sessions
-from node.tiny import make_tiny_model
 from node.transient import PREFIX, transient_name
+from tests.small_model import make_small_model
 
 
 class Cable:
@@ -234,7 +234,7 @@ def test_a_producer_that_says_the_same_again_and_again_is_slow(world, monkeypatc
 
 
 def test_another_model_is_said_before_anything_is_computed(world, tmp_path, monkeypatch):
-    make_tiny_model(tmp_path / "other", "muse_glimmer", seed=4, window=16, layers=4)
+    make_small_model(tmp_path / "other", "muse_glimmer", seed=4, window=16, layers=4)
 
     async def work():
         async with producing(world, tmp_path / "other") as (_, _, remote):

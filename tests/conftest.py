@@ -1,0 +1,26 @@
+"""Where all tests put their files: in memory where there is room for them.
+
+Everything here is written durably, so on a disk a test run is mostly waiting for it. Nothing that a
+test asks is about the device: what a crash loses is asked of a simulated disk, full and slow
+volumes are made for it, and processes that are killed lose nothing that they wrote to either.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+#: Far more than all tests of a run have on the disk at one time.
+ROOM_BYTES = 3 << 30
+
+
+def _in_memory(folder: Path = Path("/dev/shm")) -> None:
+    # A folder that somebody chose stays chosen.
+    if any(os.environ.get(name) for name in ("PYTEST_DEBUG_TEMPROOT", "TMPDIR")):
+        return
+    if os.access(folder, os.W_OK) and shutil.disk_usage(folder).free >= 2 * ROOM_BYTES:
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
+
+
+_in_memory()
