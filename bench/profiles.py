@@ -24,6 +24,7 @@ _COLOURS: Final = {
     "cipher": "#d9cf8f",
     "BLAKE3": "#c7b1df",
     "numpy": "#a8d9a0",
+    "MLX": "#8fd9cf",
     "libc": "#d0d0d0",
     "Python": "#f0c27b",
 }
@@ -56,7 +57,8 @@ def stacks(lines: Iterable[str]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 def _box(symbol: str, library: str) -> str:
-    for part, name in (("kernel", "kernel"), ("cygrpc", "gRPC"), ("blake3", "BLAKE3")):
+    libraries = (("kernel", "kernel"), ("cygrpc", "gRPC"), ("blake3", "BLAKE3"), ("libmlx", "MLX"))
+    for part, name in libraries:
         if part in library:
             return name
     if library.startswith("_rust") or "libcrypto" in library:
