@@ -33,7 +33,7 @@ from engine.planes import Plane
 
 W = 64
 POSITIONS = [*range(W - 2, W + 3), *range(2 * W - 1, 2 * W + 2), 5 * W + 3]
-#: The other architectures share the planes: the equalities and one deep wrap are enough for them.
+#: The others share the planes: the equalities and one deep wrap are enough for them.
 FEWER = [W - 1, W, W + 1, 5 * W + 3]
 STEPS = RAW_STEPS + GREEDY_STEPS + STEPS_AFTER_CHUNK
 
@@ -71,15 +71,23 @@ def in_fresh_process(model_folder: Path, case: ModelCase, cuts: Path) -> None:
     subprocess.run(command, check=True, env=child_environment(), timeout=240)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+@pytest.mark.parametrize(
+    ("case", "positions"),
+    [
+        (CASES[0], POSITIONS),
+        *((case, FEWER) for case in CASES[1:]),
+        *(pytest.param(case, POSITIONS, marks=pytest.mark.slow) for case in CASES[1:4]),
+    ],
+    ids=lambda value: value.label if isinstance(value, ModelCase) else f"{len(value)} cuts",
+)
 def test_replay_in_a_fresh_process(
     case: ModelCase,
+    positions: list[int],
     load: Callable[[ModelCase], Model],
     model_folder: Callable[[ModelCase], Path],
     tmp_path: Path,
 ) -> None:
     model, twins = load(case), {}
-    positions = POSITIONS if case.arch == "muse_glimmer" else FEWER
     for position in positions:
         generation = to_position(model, position)
         save(

@@ -260,7 +260,7 @@ def test_framing_names_the_field(
         parse_header(good[:offset] + value + good[offset + len(value) :])
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.binary(max_size=400), st.booleans())
 def test_any_bytes_are_a_reference_or_an_error_of_ours(data: bytes, prefixed: bool) -> None:
     object_bytes = b"KVPC\x01" + data if prefixed else data

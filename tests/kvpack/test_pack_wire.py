@@ -76,7 +76,7 @@ def test_numerics_and_schedules_survive_the_wire(
     assert wire.decode_schedule(wire.encode_schedule(schedule)) == schedule
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.binary(max_size=200), st.sampled_from(["identity", "layout", "numerics", "schedule"]))
 def test_any_bytes_give_a_value_that_encodes_to_them_or_an_error_of_ours(
     data: bytes, kind: str
@@ -88,7 +88,7 @@ def test_any_bytes_give_a_value_that_encodes_to_them_or_an_error_of_ours(
     assert getattr(wire, f"encode_{kind}")(value) == data
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_changed_encoding_gives_another_value_or_an_error_of_ours(data: st.DataObject) -> None:
     good = bytearray(wire.encode_identity(IDENTITY))

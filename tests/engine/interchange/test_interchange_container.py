@@ -106,7 +106,7 @@ def test_every_cut_is_refused() -> None:
             parse_tensor_file(data[:length])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_changed_header_byte_never_escapes_the_errors(data: st.DataObject) -> None:
     """Whatever one byte of the header becomes: an error of ours, or a file that is still whole."""
@@ -125,7 +125,7 @@ def test_a_changed_header_byte_never_escapes_the_errors(data: st.DataObject) -> 
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=300), st.booleans())
 def test_any_bytes_are_a_file_or_an_error_of_ours(data: bytes, framed: bool) -> None:
     for candidate in (data, raw_header(b"{" + data + b"}") if framed else data):

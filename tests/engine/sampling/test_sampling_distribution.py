@@ -54,7 +54,7 @@ def naive(values: list[float], p: SamplingParameters, history: list[int]) -> dic
 LOGITS = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=2, max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     values=LOGITS,
     temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),

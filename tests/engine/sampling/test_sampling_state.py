@@ -167,7 +167,7 @@ def test_a_declared_length_is_not_believed() -> None:
             SamplerState.from_bytes(data[:-4] + size.to_bytes(4, "little"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, len(record()) - 1), st.integers(1, 255))
 def test_a_changed_byte_gives_another_value_or_an_error(offset: int, change: int) -> None:
     data = bytearray(record())
@@ -180,7 +180,7 @@ def test_a_changed_byte_gives_another_value_or_an_error(offset: int, change: int
     assert state != DecodingState.from_bytes(record())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=120))
 def test_any_bytes_give_a_value_or_an_error(data: bytes) -> None:
     for prefix in (b"", b"kvDS\x01", b"kvSA\x01", b"kvTX\x01"):

@@ -95,7 +95,7 @@ def test_stops_cut_the_same_text_however_it_is_cut_up(
 SMALL = st.text(alphabet="abé👨", min_size=1, max_size=4)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     stops=st.lists(SMALL, max_size=4),
     data=st.one_of(
@@ -114,7 +114,7 @@ def test_any_pieces_give_the_same_text(stops: list[str], data: bytes, cuts: list
     assert "".join(released) == at_once(stops, data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(stop=SMALL, text=st.text(alphabet="abé👨", max_size=20))
 def test_what_is_released_never_holds_the_beginning_of_a_stop_that_comes(
     stop: str, text: str

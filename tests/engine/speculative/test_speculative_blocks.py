@@ -50,7 +50,9 @@ def check_every_k(model: Model, generation: Generation, count: int, continued: s
             continue_both(live, install(model, expected, live))
 
 
-@pytest.mark.parametrize("window", [8, 16, 64])
+@pytest.mark.parametrize(
+    "window", [8, *(pytest.param(w, marks=pytest.mark.slow) for w in (16, 64))]
+)
 def test_every_k_of_n_around_the_wrap(load: Load, window: int) -> None:
     model = load(ModelCase(window=window, dtype="float16"))
     for generation, count in sweep(model, window):
@@ -74,7 +76,7 @@ def test_every_k_of_n_for_other_planes(load: Load, case: ModelCase, count: int) 
         check_every_k(model, at(model, start), count, continued={0, 1, count})
 
 
-@pytest.mark.parametrize("window", [8, 64])
+@pytest.mark.parametrize("window", [8, pytest.param(64, marks=pytest.mark.slow)])
 def test_taking_back_single_steps_equals_never_having_made_them(load: Load, window: int) -> None:
     """The draft's way: a checkpoint over n calls of one token. The twin decodes plainly."""
     model = load(ModelCase(window=window, dtype="bfloat16"))

@@ -18,7 +18,9 @@ from node.shipped import require_model
 FIRST_CLASS = ("muse_glimmer", "cohere2", "exaone4", "afmoe")
 
 
-@pytest.mark.parametrize("arch", FIRST_CLASS)
+@pytest.mark.parametrize(
+    "arch", ["muse_glimmer", *(pytest.param(a, marks=pytest.mark.slow) for a in FIRST_CLASS[1:])]
+)
 def test_quick_holds_on_each_architecture(arch: str, tmp_path: Path) -> None:
     folder = tiny(tmp_path / "a model", arch)
     report = prove_json("--quick", "--model", str(folder), cwd=tmp_path)
