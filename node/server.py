@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from kvpack.errors import KvpackError
 from kvpack.keys import EpochKey, load_key_file
 from node.binding import PackBinding
-from node.config import Address, ServeConfig
+from node.config import Address, ServeConfig, widen_heap
 from node.dataplane.listeners import PlaneListeners
 from node.directory_member import member
 from node.engine_thread import EngineThread, import_engine
@@ -128,6 +128,7 @@ async def running(config: ServeConfig, fitting: Fitting = SERVED) -> AsyncIterat
         DirectoryError: The directory cannot be read.
         ListenError: The address cannot be bound.
     """
+    widen_heap()
     live = _credentials(config)
     name = LOCAL_NODE if live is None else live.current().name
     keys, roots, worst_s = await _prepare(config)
