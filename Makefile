@@ -60,7 +60,7 @@ fuzz-nightly: $(STAMP)
 	  $(BIN)/python -m tests.fuzz $$target .fuzz/$$target -max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done
 
-# What things cost beside what somebody would take instead: about a quarter of an hour on a quiet
+# What things cost beside what somebody would take instead: some 25 minutes on a quiet
 # machine. BENCH_FLAGS='--only move' for a part, '--slow' for more, '--quick' for a look.
 BENCH_VENV  ?= .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.installed

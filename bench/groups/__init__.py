@@ -20,7 +20,7 @@ GROUPS = {
 }
 
 #: Only where they are asked for.
-SLOW_GROUPS = {"lookup_slow": 240.0, "sessions": 240.0, "llama": 60.0}
+SLOW_GROUPS = {"lookup_slow": 220.0, "sessions": 300.0, "llama": 60.0}
 
 
 @dataclass(frozen=True)
