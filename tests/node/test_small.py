@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -19,7 +20,7 @@ from node import status
 from node.config import Address
 from node.errors import UsageError
 from node.migration.tape import StateAt, Tape, TokenRange
-from node.migration.timeline import Sent, Timeline
+from node.migration.timeline import Timeline
 from node.migration.wire import decode_piece, encode_object, encode_open, transfer_ref
 from node.pb.v1 import migration_pb2 as pb
 from node.session import check_session_id
@@ -200,7 +201,7 @@ def test_a_timeline_counts_what_was_sent_after_zero_as_exposed():
         (5.1, ChunkClass.FULL, 150),
         (5.2, ChunkClass.SWA, 50),
     ):
-        timeline.sent.append(Sent(at_s, chunk_class, size))
+        timeline.add(at_s, SimpleNamespace(chunk_class=chunk_class, plain_bytes=size))
     assert timeline.payload_bytes == 1000
     assert timeline.payload_bytes_after_zero == 200
     assert timeline.hidden_fraction == 0.8
