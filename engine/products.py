@@ -1,10 +1,11 @@
 """Products of one token with a matrix of halves, through single precision: the same bits, sooner.
 
-MLX's CPU backend multiplies halves element by element, which takes three to five times as long as
-the product in single precision. A product of two halves is exact in single precision, and where
-both kernels add up in the order in which the products stand, and round once at the end, the sums
-are the same bits. Whether they do is tried on this machine before it is relied on, with sums that
-cancel: what is left of each is how it was rounded on the way, which another order changes.
+MLX's CPU backend multiplies halves element by element, which takes several times as long as the
+product in single precision. A product of two halves is exact in single precision (of bfloat16
+within its range), and where both kernels add up in the order in which the products stand, and
+round once at the end, the sums are the same bits. Whether they do is tried on this machine before
+it is relied on, with sums that cancel: what is left of each is how it was rounded on the way,
+which another order changes.
 
 Only calls of one token gain. For them a second copy of the matrix is kept, in single precision and
 in the order in which it is read; what all copies of a network may take is bounded.
@@ -28,8 +29,9 @@ _ELEMENTS_MIN: Final = 1 << 15
 
 _HALVES: Final = (mx.float16, mx.bfloat16)
 
-#: Shapes ``(outputs, half the inputs)`` of the trial: sides that no kernel's step divides.
-_TRIED: Final = ((601, 33), (257, 517), (67, 2_309), (19, 10_007))
+#: Shapes ``(outputs, half the inputs)`` of the trial: sides that no kernel's step divides, and one
+#: as large as layers are, since libraries choose kernels by size.
+_TRIED: Final = ((601, 33), (257, 517), (67, 2_309), (19, 10_007), (4_099, 289))
 
 
 class Budget:
@@ -161,6 +163,7 @@ def quicken(network: Module, budget: Budget | None = None) -> int:
     ]
     linear = [(parent, name, child) for parent, name, child in found if type(child) is Linear]
     room = sum(child.weight.size for _, _, child in linear) * mx.float32.size <= budget.left
+    replaced = 0
     for parent, name, child in found:
         if not same_sums(child.weight.dtype):
             continue
@@ -168,7 +171,8 @@ def quicken(network: Module, budget: Budget | None = None) -> int:
             setattr(parent, name, QuickEmbedding(child, budget))
         elif room and budget.take(child.weight):
             setattr(parent, name, QuickLinear(child))
-    return len(linear) if room else 0
+            replaced += 1
+    return replaced
 
 
 def _gains(child: Any) -> bool:  # noqa: ANN401 - MLX's, duck-typed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,10 +17,10 @@ TRAINED = Path(__file__).resolve().parents[2] / "examples" / "models" / "muse-no
 HALVES = [mx.float16, mx.bfloat16]
 
 
-@pytest.fixture(autouse=True)
-def on_a_cpu_that_adds_alike():
-    if engine.backend.backend_name() != "cpu" or not same_sums(mx.float16):
-        pytest.skip("this backend's kernels add in another order, or are quick themselves")
+pytestmark = pytest.mark.skipif(
+    engine.backend.backend_name() != "cpu" or platform.machine() != "x86_64",
+    reason="other builds may add in another order: then nothing is replaced",
+)
 
 
 @pytest.fixture
@@ -52,7 +53,15 @@ def words(array):
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("shape", [(1, 1), (256, 128), (77, 1031), (3001, 63), (129, 4099)])
+def test_the_pinned_build_adds_alike_so_that_products_are_quick(dtype):
+    """If this fails, decoding on a CPU is right and some four times slower."""
+    assert same_sums(dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (256, 128), (77, 1031), (3001, 63), (129, 4099), (4099, 577)]
+)
 def test_a_product_has_the_bits_of_the_kernel_for_halves(dtype, shape):
     mx.random.seed(sum(shape))
     for scale in (1e-3, 1.0, 100.0):
@@ -120,7 +129,7 @@ def test_kernels_that_add_in_another_order_are_seen_and_not_used(
     monkeypatch.setattr(QuickProduct, "__call__", in_parts)
     assert not same_sums(dtype)
     made = net(dtype)
-    quicken(made)
+    assert quicken(made) == 0
     assert type(made.up) is type(made.down) is nn.Linear
     assert type(made.embed) is nn.Embedding
 
