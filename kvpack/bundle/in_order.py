@@ -163,7 +163,7 @@ class _Verdicts:
         self._stopped = True
 
     def work(self, progress: Callable[[int], None] | None = None) -> None:
-        """Take jobs until there are none, or one failed."""
+        """Take jobs until there are none, or one failed in any thread, whatever it raised."""
         while (taken := self._take()) is not None:
             number, job = taken
             try:
@@ -171,6 +171,10 @@ class _Verdicts:
             except (KvpackError, OSError) as error:
                 self._fail(number, error)
                 return
+            except BaseException:
+                # Of a job's own: a caller may give what runs out of memory, or has a fault.
+                self.stop()
+                raise
             self._tell(done, progress)
 
     def finish(self, progress: Callable[[int], None] | None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,23 @@ def test_what_takes_chunks_may_stop_it(tmp_path: Path) -> None:
     for threads in (1, 2):
         with BundleReader.open(path, KEYRING) as reader, pytest.raises(ZeroDivisionError):
             reader.pass_chunks(refuse, threads=threads)
+
+
+def test_what_one_thread_cannot_take_stops_the_other(tmp_path: Path) -> None:
+    """Whatever it is: a worker's error of no kind that chunks have ends the caller's share, too."""
+    path, failed, taken = tmp_path / "a", threading.Event(), []
+    path.write_bytes(pack(4000))
+
+    def take(opened: OpenedChunk) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            failed.set()
+            raise MemoryError
+        assert failed.wait(30)
+        time.sleep(0.02)  # The other is at its end by then.
+        taken.append(opened.reference)
+
+    with BundleReader.open(path, KEYRING) as reader:
+        rows = sum(reference.has_rows for reference in reader.manifest.references)
+        with pytest.raises(MemoryError):
+            reader.pass_chunks(take, threads=2)
+    assert rows >= 8 and len(taken) <= rows // 2
