@@ -96,7 +96,9 @@ class Spread:
         return cls(statistics.median(found), min(found), max(found), len(found))
 
     def text(self, digits: int = 2) -> str:
-        return f"{self.median:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f})"
+        """For people, with the number of rounds; one round has no range."""
+        spread = f" ({self.low:.{digits}f} to {self.high:.{digits}f})" if self.count > 1 else ""
+        return f"{self.median:.{digits}f}{spread}, n={self.count}"
 
 
 def speed_ratios(ours: Contender, others: Iterable[Contender]) -> list[float]:

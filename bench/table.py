@@ -24,6 +24,9 @@ from bench.wanted import WANTED, Kind, Wanted
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
+#: Instead of a ratio: a sample over itself is 1 on any machine, and decides nothing.
+SAME = "off by rule: the same"
+
 _Groups = Mapping[str, Mapping[str, Contender]]
 
 
@@ -49,9 +52,11 @@ def _machine(found: Mapping[str, Any]) -> Iterator[str]:
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, "
         f"{machine['system']}, Python {machine['python']} ({machine['openssl']}), TCP "
         f"{machine['tcp_congestion_control'] or 'unknown'}; {versions}. Taken {found['began']} in "
-        f"{found['seconds']:.0f} s. Each cell is a median and a range (lowest to highest) over "
-        "rounds in which all of a table took turns; ratios are those of each round. A verdict is "
-        "not given where rounds lie too far apart, are under three, or others used the machine."
+        f"{found['seconds']:.0f} s. Figures are medians, with the range (lowest to highest), over "
+        "the n rounds that each had; those of a table took turns in a round, but who did not fit "
+        "the time, or is done less often, has fewer. Ratios are of the rounds that both had. A "
+        "verdict is not given where rounds lie too far apart, are under three, or others used the "
+        "machine."
     )
 
 
@@ -67,6 +72,8 @@ def judged(wanted: Wanted, groups: _Groups) -> tuple[str, str, str]:
             who = "" if name == wanted.ours else f"{one.title}: "
             return "", f"{who}{one.status}: {one.reason}", ""
     ours, *others = (group[name] for name in names)
+    if _same(ours, others):
+        return SAME, "", ""
     values = _values(wanted, ours, others)
     spread = Spread.of(values)
     if spread is None:
@@ -78,7 +85,12 @@ def judged(wanted: Wanted, groups: _Groups) -> tuple[str, str, str]:
         if bound is not None
     ]
     busy = "" if alien is None else f", {alien:.2f} cores taken by others"
-    return f"{spread.text()}, n={spread.count}{busy}", words[0], words[1] if words[1:] else ""
+    return f"{spread.text()}{busy}", words[0], words[1] if words[1:] else ""
+
+
+def _same(ours: Contender, others: list[Contender]) -> bool:
+    """Whether ours are the other's samples: zstd as the rule chose, where it chose raw."""
+    return bool(ours.samples) and [ours.samples] == [other.samples for other in others]
 
 
 def _values(wanted: Wanted, ours: Contender, others: list[Contender]) -> list[float]:
@@ -132,7 +144,10 @@ def _row(one: Contender, contenders: Mapping[str, Contender]) -> str:
         if sample.cpu_s is not None and sample.byte_count
     )
     other = contenders.get(one.against)
-    ratio = Spread.of(speed_ratios(one, [other])) if other is not None else None
+    ratio = ""
+    if other is not None:
+        found = Spread.of(speed_ratios(one, [other]))
+        ratio = SAME if _same(one, [other]) else "" if found is None else found.text()
     alien = alien_cores([one])
     cells = (
         one.title,
@@ -140,7 +155,7 @@ def _row(one: Contender, contenders: Mapping[str, Contender]) -> str:
         seconds,
         "" if speed is None else f"{speed.median:.2f}",
         "" if other is None else other.title,
-        "" if ratio is None else ratio.text(),
+        ratio,
         "" if cpu is None else f"{cpu.median:.2f}",
         "" if alien is None else f"{alien:.2f}",
     )

@@ -46,6 +46,7 @@ class Wanted:
 _SPEED, _TIME, _CPU, _MS = Kind.SPEED, Kind.TIME, Kind.CPU, Kind.MILLISECONDS
 
 #: Rates in Gb/s, and as contenders name them; the last one is beyond where zstd has to gain all.
+#: Where the rule chooses raw, its row is raw's own run: the table says so and gives no verdict.
 _LINKS = (("1", "1"), ("2.5", "2_5"), ("5", "5"), ("7", "7"), ("10", "10"))
 
 WANTED = (

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from bench import link
+from bench import link, machine
 from bench.__main__ import ended
 from bench.growth import Series, series_of
 from bench.machine import descendants
@@ -85,6 +86,38 @@ def test_a_row_says_why_it_has_no_figure():
     assert judged(row, {"g": {"a": other, "x": ours}}) == ("", "a: not installed: no a", "")
 
 
+def test_a_row_that_compares_a_sample_with_itself_has_no_verdict():
+    """Where the rule is off, what it chose is the raw run: 1.0 on any machine."""
+    row = Wanted("w", "g", "x", ("a",), Kind.SPEED, 1.0, 1.0)
+    ours, other = _contender("x", [1, 2, 1], against="a"), _contender("a", [1, 2, 1])
+    assert judged(row, {"g": {"a": other, "x": ours}}) == ("off by rule: the same", "", "")
+    page = _page([other, ours])
+    assert "| off by rule: the same |" in page and "1.00 (1.00" not in page
+    ours.samples[2] = Sample(0.9, 1000, round=2, alien_cores=0.0)
+    assert judged(row, {"g": {"a": other, "x": ours}})[1] == MET
+
+
+def _page(contenders):
+    """The tables of a run of one group."""
+    told = ("cpu", "cores", "system", "python", "openssl", "tcp_congestion_control")
+    group = {"seconds": 1.0, "load_before": 0.0, "load_after": 0.0, "status": "", "reason": ""}
+    return as_page({
+        "machine": {**dict.fromkeys(told, ""), "memory_bytes": 0, "versions": {}},
+        "quick": False, "began": "", "seconds": 1.0,
+        "groups": {"g": {**group, "contenders": [one.as_json() for one in contenders]}},
+    })  # fmt: skip
+
+
+def test_a_table_says_over_how_many_rounds_each_figure_is():
+    ours, other = _contender("x", [2.0], against="a"), _contender("a", [1.0, 3.0, 2.0])
+    lines = [line.split(" | ") for line in _page([other, ours]).splitlines()]
+    cells = {line[0]: line[2:] for line in lines}
+    assert cells["| a"][0] == "2.000 (1.000 to 3.000), n=3"
+    # One round has no range, and the ratio is of the one that both had.
+    assert (cells["| x"][0], cells["| x"][3]) == ("2.000, n=1", "0.50, n=1")
+    assert "in which all of a table took turns" not in _page([other])
+
+
 def test_the_rows_that_are_wanted_can_all_be_told_apart():
     assert len({(row.group, row.ours, row.against, row.kind) for row in WANTED}) == len(WANTED)
     assert all(row.aim is None or (row.aim > row.must) == row.kind.at_least for row in WANTED)
@@ -104,6 +137,17 @@ def test_who_fails_is_reported_and_the_others_go_on():
     take_turns(turns, 4, time.monotonic() + 60)
     assert (bad.status, bad.reason, bad.samples) == (FAILED, "OSError: it is gone", [])
     assert [sample.round for sample in good.samples] == [0, 1, 2, 3] and len(calls) == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("_PROVIDE_S", 0.0), ("_FREE_PAGES", "SC_NOTHING")])
+def test_memory_that_cannot_be_provided_is_no_fault_of_a_contender(monkeypatch, name, value):
+    """In no time, or where the system does not say what is free."""
+    monkeypatch.setattr(machine, name, value)
+    ours = Contender("x", "x", "g")
+    provide = partial(machine.provide_memory, 1)
+    turn = Turn([ours], lambda: {"x": Sample(1.0, 1)}, provide)
+    take_turns([turn], 2, time.monotonic() + 60)
+    assert (ours.status, len(ours.samples)) == ("measured", 2), ours.reason
 
 
 class _Clock:
