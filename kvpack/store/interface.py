@@ -143,12 +143,6 @@ class ObjectStore(Protocol):
     def sizes(self) -> Sizes:
         """How many bytes are here. What this process knows to be unchanged is not looked at."""
 
-    def mark(self, kind: str) -> object:
-        """What differs from every earlier mark of ``kind`` once an object of it came since.
-
-        None where the place cannot tell, or not yet; it equals nothing.
-        """
-
     def delete(self, names: Sequence[str]) -> int:
         """Delete what is there of ``names``; durable on return. Returns how many there were."""
 

@@ -255,14 +255,6 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"{self._place}: {error.strerror}") from error
 
-    def mark(self, kind: str) -> object:
-        """See :class:`kvpack.store.interface.ObjectStore`. A folder's stamp, once it is settled."""
-        try:
-            stamp = self._disk.stamp(kind)
-        except OSError:
-            return None
-        return stamp if self._disk.is_settled(stamp) else None
-
     def _object_names(self, folder: str) -> Iterator[str]:
         try:
             present = self._disk.names(folder)

@@ -19,7 +19,7 @@ from kvpack.store.cut import split_cut
 from kvpack.store.errors import NotStoredError, StoreError
 from kvpack.store.names import Hold
 from kvpack.store.retention import cut_cadence_tokens
-from kvpack.store.steps import Steps, get, list_names, mark
+from kvpack.store.steps import Steps, get, list_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,8 @@ class Roots:
         return frozenset().union(*(chain.pins for chain in self.chains if chain.is_open))
 
 
-def read_roots(cache: CutCache, cuts_mark: object = None) -> Steps[Roots]:
+def read_roots(cache: CutCache) -> Steps[Roots]:
     """Read intents, holds and cuts.
-
-    Args:
-        cache: Cuts that were parsed.
-        cuts_mark: Where no cut came since the place gave this mark, none is read: for whoever asks
-            about what no cut of before names. None: they are read.
 
     Raises:
         VersionError: Something of a newer version lies here.
@@ -98,9 +93,7 @@ def read_roots(cache: CutCache, cuts_mark: object = None) -> Steps[Roots]:
     """
     chains = yield from read_chains()
     holds = [names.parse_hold(item.name) for item in (yield from list_names(f"{names.HOLDS}/"))]
-    cuts: dict[bytes, CutMarks] = {}
-    if cuts_mark is not None and (yield from mark(names.CUTS)) == cuts_mark:
-        return Roots(tuple(chains), tuple(holds), cuts)
+    cuts = {}
     for item in (yield from list_names(f"{names.CUTS}/")):
         if item.name not in cache:
             try:

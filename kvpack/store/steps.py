@@ -46,13 +46,6 @@ class ListAll:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """``mark``; gives an object."""
-
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
 class Delete:
     """``delete``; gives how many there were."""
 
@@ -64,7 +57,7 @@ class Pause:
     """Let others work for a moment; gives None."""
 
 
-Operation: TypeAlias = Put | Get | Stat | ListAll | Mark | Delete | Pause
+Operation: TypeAlias = Put | Get | Stat | ListAll | Delete | Pause
 
 _Result = TypeVar("_Result")
 Steps: TypeAlias = Generator[Operation, Any, _Result]
@@ -108,8 +101,6 @@ def perform(store: ObjectStore, operation: Operation, pause: Callable[[], None])
         return store.stat(operation.names)
     if isinstance(operation, ListAll):
         return list_all(store, operation.prefix)
-    if isinstance(operation, Mark):
-        return store.mark(operation.kind)
     if isinstance(operation, Delete):
         return store.delete(operation.names)
     pause()
@@ -137,11 +128,6 @@ def stat(names: Sequence[str]) -> Steps[tuple[StoredObject | None, ...]]:
 def list_names(prefix: str) -> Steps[list[StoredObject]]:
     """All objects under ``prefix``."""
     return cast("list[StoredObject]", (yield ListAll(prefix)))
-
-
-def mark(kind: str) -> Steps[object]:
-    """The mark of ``kind``."""
-    return cast(object, (yield Mark(kind)))
 
 
 def delete(names: Iterable[str], batch_names: int) -> Steps[int]:

@@ -103,31 +103,18 @@ def tidy_store(
 
 
 def discard(
-    store: ObjectStore,
-    doomed: Sequence[str],
-    collector_id: bytes,
-    pause: Callable[[], None],
-    cuts_mark: object = None,
+    store: ObjectStore, doomed: Sequence[str], collector_id: bytes, pause: Callable[[], None]
 ) -> int:
     """Delete those of ``doomed`` that nobody relies on: what a save that failed has left.
 
     Where another collector is at work it is left to the next one. Returns how many went.
-
-    Args:
-        store: Which store.
-        doomed: Names of chunks.
-        collector_id: 16 random bytes, used once.
-        pause: Waits for a moment.
-        cuts_mark: The store's mark of cuts from before the first of ``doomed`` was created.
 
     Raises:
         PublishError: The volume refuses.
     """
     try:
         with store.collector():
-            steps = sweep_once(
-                list(doomed), frozenset(), collector_id, {}, BATCH_NAMES, cuts_mark=cuts_mark
-            )
+            steps = sweep_once(list(doomed), frozenset(), collector_id, {}, BATCH_NAMES)
             return len(drive(store, steps, pause))
     except StoreBusyError:
         return 0
@@ -172,7 +159,6 @@ def sweep_once(
     cache: CutCache,
     batch_names: int,
     settled: frozenset[bytes] = frozenset(),
-    cuts_mark: object = None,
 ) -> Steps[list[str]]:
     """Delete what is still garbage of ``condemned``; returns those names.
 
@@ -184,8 +170,6 @@ def sweep_once(
         batch_names: Of one call.
         settled: Cuts that need nothing of ``condemned``: only those that came, or were held again,
             since it was worked out are looked at. Chunks of a cut never change.
-        cuts_mark: The place's mark of cuts from when none of ``condemned``, all of them chunks, was
-            there: no cut of before needs them.
     """
     # Step 4. Said before it is done: a writer that comes now waits for what is condemned.
     sweep = names.sweep_name(collector_id)
@@ -194,7 +178,7 @@ def sweep_once(
     except StoreFullError:
         yield from put([ObjectData(sweep, b"")])
     # Step 5. A writer that came before has said so.
-    roots = yield from read_roots(cache, cuts_mark)
+    roots = yield from read_roots(cache)
     kinds = {names.kind_of(name) for name in condemned}
     entries: list[str] = []
     nodes: list[bytes] = []

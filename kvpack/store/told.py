@@ -84,10 +84,6 @@ class ToldStore:
         """As :meth:`ObjectStore.sizes`."""
         return self._store.sizes()
 
-    def mark(self, kind: str) -> object:
-        """As :meth:`ObjectStore.mark`."""
-        return self._store.mark(kind)
-
     def delete(self, names: Sequence[str]) -> int:
         """As :meth:`ObjectStore.delete`."""
         count = self._store.delete(names)

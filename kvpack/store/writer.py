@@ -93,7 +93,6 @@ class CutWriter:
         self._intent = Intent(tools.writer_id)
         self._allowance_bytes = 0
         self._created: list[str] = []
-        self._cuts_mark: object = None
         self._located: dict[bytes, str] = {}
 
     def __enter__(self) -> CutWriter:
@@ -233,8 +232,7 @@ class CutWriter:
         """End the intent and delete what was added since the last cut and serves nobody else."""
         self.close()
         if self._created:
-            tools = self._tools
-            discard(self._store, self._created, tools.writer_id, tools.pause, self._cuts_mark)
+            discard(self._store, self._created, self._tools.writer_id, self._tools.pause)
             self._created = []
 
     def _store_batch(self, objects: dict[bytes, bytes]) -> None:
@@ -251,9 +249,6 @@ class CutWriter:
                     located[seal_id] = names.peer_name(self._peer_cut, seal_id)
         batch = [ObjectData(located[seal_id], data) for seal_id, data in objects.items()]
         self._pin(item.name for item in batch)
-        if not self._created:
-            # Before the first of them is there: what came since then may rely on it.
-            self._cuts_mark = self._store.mark(names.CUTS)
         # What is there already is not ours to clear away, should this go wrong half way.
         present = self._store.stat([item.name for item in batch])
         new = [item.name for item, found in zip(batch, present, strict=True) if found is None]

@@ -275,10 +275,6 @@ class S3Store:
             for item in found
         )
 
-    def mark(self, kind: str) -> object:
-        """A bucket does not tell."""
-        return None
-
     def remove_leftovers(self, doomed: Sequence[str]) -> int:
         """There are none: an object is whole or not there."""
         if doomed:

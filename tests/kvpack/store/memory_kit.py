@@ -87,9 +87,6 @@ class MemoryStore:
     def irregular(self) -> tuple[Irregular, ...]:
         return ()
 
-    def mark(self, kind: str) -> object:
-        return None
-
     def remove_leftovers(self, doomed: Sequence[str]) -> int:
         return 0
 

@@ -25,6 +25,7 @@ from kvpack.store import (
     CutWriter,
     GcPolicy,
     HoldKind,
+    Severity,
     StoreFullError,
     apply_gc,
     check_store,
@@ -239,21 +240,23 @@ def begin(store: LocalStore, ids: tuple[int, ...], meanwhile: Callable[[], objec
         raise Stops
 
 
-def test_a_save_that_fails_reads_no_cut_of_others(store: LocalStore, disk: SimulatedDisk) -> None:
-    for number in range(5):
-        ids = token_ids(400, seed=number + 1)
-        save(store, Session(ids), 400, lineage=bytes([number]) * 16)
-    before, read = sorted(objects(store)), []
-    look = disk.read
+@pytest.mark.parametrize("saved_again", [False, True])
+def test_a_chunk_that_a_save_brought_back_stays_though_the_save_fails(
+    store: LocalStore, saved_again: bool
+) -> None:
+    save(store, Session(IDS), 900)
+    lost = next(name for name in objects(store) if names.kind_of(name) == names.CHUNKS)
+    store.delete([lost])
+    assert [found.severity for found in check_store(store, KEYRING)] == [Severity.DAMAGE]
 
-    def noted(folder: str, *rest: object) -> bytes:
-        read.append(folder)
-        return look(folder, *rest)
+    def meanwhile() -> None:
+        assert list(check_store(store, KEYRING)) == []
+        if saved_again:
+            # Its cut is there already, so nothing comes into the folder of cuts.
+            save(store, Session(IDS), 900, now=NOW + 1)
 
-    disk.read = noted
-    begin(store, IDS[:900], lambda: None)
-    assert sorted(objects(store)) == before
-    assert "cuts" not in read
+    begin(store, IDS[:900], meanwhile)
+    assert list(check_store(store, KEYRING)) == []
 
 
 @pytest.mark.parametrize("by_another", [False, True])
