@@ -150,7 +150,8 @@ class Producer:
     ) -> None:
         """Load items from ``index`` on into ``queue``, then None; last comes the boundary call.
 
-        Whatever ends ``consumer`` ends this, too.
+        Whatever ends ``consumer`` ends this, too. However it ends, a cancel included: no call of
+        the session that this has begun is under way then.
         """
         if self.tape.cut is not None and self.zero_s == 0.0:
             self.zero_s = time.monotonic()
@@ -166,6 +167,10 @@ class Producer:
                     await _offer(queue, one, consumer)
             self._begin_boundary()
             await _offer(queue, None, consumer)
+        except asyncio.CancelledError:
+            # Who cancels a stream may keep that to himself and let go of the session at once.
+            await self._engine.passed()
+            raise
         finally:
             # Whatever ended this: nobody else may have the session while a call of it is under way.
             await self._boundary_over()
@@ -181,11 +186,18 @@ class Producer:
         self._boundary = asyncio.create_task(self._make_boundary(self.schedule))
 
     async def _boundary_over(self) -> None:
-        boundary = self._boundary
-        if boundary is not None and not boundary.done():
-            await asyncio.wait({boundary})
+        """Return when no boundary call is under way, also where this is cancelled."""
+        boundary, cancelled = self._boundary, False
+        while boundary is not None and not boundary.done():
+            try:
+                await asyncio.wait({boundary})
+            except asyncio.CancelledError:
+                # What was begun is under way all the same, and soon over.
+                cancelled = True
         if boundary is not None and not boundary.cancelled():
             boundary.exception()
+        if cancelled:
+            raise asyncio.CancelledError
 
     async def _make_boundary(self, schedule: CallSchedule) -> None:
         boundary = await self._engine.call(self.session.decode_next)

@@ -132,7 +132,9 @@ class Move:
         return self._session
 
     def cancel(self) -> None:
-        """End the move while the session still serves here. The target is told at once.
+        """End the move while the session still serves here.
+
+        The target is told at once, or when a call of the engine that is under way is over.
 
         Raises:
             SessionStateError: Too late: the hand-over has begun, and the directory decides.
