@@ -109,8 +109,12 @@ class Disk(Protocol):
         Gives False where that could not be had within :data:`ALONE_S`, or not on this volume.
         """
 
-    def move_stamp(self, folder: str) -> None:
-        """Give ``folder`` another stamp: it changed within the tick of the change before."""
+    def move_stamp(self, folder: str, before: tuple[int, ...]) -> tuple[int, ...]:
+        """Give ``folder``, which changed, a stamp later than ``before`` if it has none; returns it.
+
+        A change within the tick of an earlier one has that one's stamp at first. Whoever is
+        :meth:`alone` and calls this after each change brings no stamp back.
+        """
 
     def free_bytes(self) -> int:
         """Room on the volume for this user."""
@@ -266,11 +270,13 @@ class PosixDisk:
         finally:
             os.close(handle)
 
-    def move_stamp(self, folder: str) -> None:
-        """See :class:`Disk`."""
+    def move_stamp(self, folder: str, before: tuple[int, ...]) -> tuple[int, ...]:
+        """See :class:`Disk`. The time of a name's change decides, by a nanosecond if need be."""
         with self._folder(folder) as parent:
-            found = os.fstat(parent)
-            os.utime(parent, ns=(found.st_atime_ns, found.st_mtime_ns + 1))
+            if (after := _stamp(parent))[1] > before[1]:
+                return after
+            os.utime(parent, ns=(os.fstat(parent).st_atime_ns, before[1] + 1))
+            return _stamp(parent)
 
     def free_bytes(self) -> int:
         """See :class:`Disk`."""

@@ -72,11 +72,8 @@ class FolderSums:
         with self._lock, self._disk.alone(folder) as is_alone:
             before = self._disk.stamp(folder)
             done = work()
-            after = self._disk.stamp(folder)
-            if after == before:
-                # Others have sums, too, and this would be out of their sight.
-                self._disk.move_stamp(folder)
-                after = self._disk.stamp(folder)
+            # Others have sums, too, of any stamp that was before.
+            after = self._disk.move_stamp(folder, before)
             known = self._sums.get(folder)
             if known is None:
                 return done
@@ -105,8 +102,19 @@ class FolderSums:
                 other_bytes += sum(status.file_bytes for status in statuses if status is not None)
         return Sizes(object_bytes, other_bytes)
 
-    def _sum(self, folder: str) -> _FolderSum:
+    def _look(self, folder: str) -> tuple[int, ...]:
+        """The stamp of ``folder``; in the middle of a change, where it may be an earlier one, none.
+
+        Returns: ``()``, which no folder has, where it cannot be told.
+        """
         stamp = self._disk.stamp(folder)
+        if self._disk.is_settled(stamp):
+            return stamp
+        with self._disk.alone(folder) as is_alone:
+            return self._disk.stamp(folder) if is_alone else ()
+
+    def _sum(self, folder: str) -> _FolderSum:
+        stamp = self._look(folder)
         with self._lock:
             known = self._sums.get(folder)
             if known is not None and known.stamp == stamp:

@@ -201,8 +201,9 @@ class SimulatedDisk:
     def alone(self, folder: str) -> contextlib.AbstractContextManager[bool]:
         return contextlib.nullcontext(True)
 
-    def move_stamp(self, folder: str) -> None:
+    def move_stamp(self, folder: str, before: tuple[int, ...]) -> tuple[int, ...]:
         """Each change has a stamp of its own."""
+        return self.stamp(folder)
 
     def close_root(self) -> None:
         """Nothing is open."""
