@@ -11,7 +11,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -24,8 +24,13 @@ FOLDER_MODE: Final = 0o700
 TICK_NS: Final = 50_000_000
 
 #: Longest wait for somebody else's change of a name, which takes microseconds. A process that was
-#: stopped in the middle of one is not waited for.
+#: stopped in the middle of one is not waited for any longer.
 ALONE_S: Final = 2.0
+
+#: The same for a folder that could not be had within :data:`ALONE_S`, in the seconds after that: a
+#: save changes many names, and who was stopped may stay so.
+BRIEFLY_S: Final = 0.002
+AGAIN_AFTER_S: Final = 60.0
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -103,10 +108,12 @@ class Disk(Protocol):
     def is_settled(self, stamp: tuple[int, ...]) -> bool:
         """Whether a change that comes now has another stamp: its tick is over."""
 
-    def alone(self, folder: str) -> contextlib.AbstractContextManager[bool]:
+    def alone(self, folder: str) -> contextlib.AbstractContextManager[Callable[[], bool]]:
         """Keep others who ask for the same from changing the names of ``folder`` meanwhile.
 
-        Gives False where that could not be had within :data:`ALONE_S`, or not on this volume.
+        Gives a question: whether they were kept from it until now. Not where that could not be had
+        within :data:`ALONE_S`, where it took so long that others may have given up waiting, or on
+        a volume without locks.
         """
 
     def move_stamp(self, folder: str, before: tuple[int, ...]) -> tuple[int, ...]:
@@ -147,6 +154,7 @@ class PosixDisk:
                 f"{root}: mode {mode:04o}, owner {found.st_uid}: "
                 f"expected {FOLDER_MODE:04o}, owner {os.geteuid()}"
             )
+        self._waited_for_again: dict[str, float] = {}
 
     def close_root(self) -> None:
         """Give the folder back; the disk is of no use afterwards."""
@@ -260,15 +268,25 @@ class PosixDisk:
         return max(stamp[1:]) + TICK_NS < time.time_ns()
 
     @contextlib.contextmanager
-    def alone(self, folder: str) -> Iterator[bool]:
+    def alone(self, folder: str) -> Iterator[Callable[[], bool]]:
         """See :class:`Disk`. The lock goes with its handle: a process that dies holds nothing."""
         with self._folder(folder) as shared:
             # A file of its own: what is duplicated shares its lock.
             handle = os.open(".", _FOLDER, dir_fd=shared)
         try:
-            yield _locked(handle, ALONE_S)
+            since = self._lock_folder(folder, handle)
+            yield lambda: since is not None and time.monotonic() < since + ALONE_S / 2
         finally:
             os.close(handle)
+
+    def _lock_folder(self, folder: str, handle: int) -> float | None:
+        is_brief = time.monotonic() < self._waited_for_again.get(folder, 0.0)
+        since = _lock(handle, BRIEFLY_S if is_brief else ALONE_S)
+        if since is not None:
+            self._waited_for_again.pop(folder, None)
+        elif not is_brief:
+            self._waited_for_again[folder] = time.monotonic() + AGAIN_AFTER_S
+        return since
 
     def move_stamp(self, folder: str, before: tuple[int, ...]) -> tuple[int, ...]:
         """See :class:`Disk`. The time of a name's change decides, by a nanosecond if need be."""
@@ -303,19 +321,20 @@ def _stamp(handle: int) -> tuple[int, ...]:
     return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _locked(handle: int, seconds: float) -> bool:
-    """Lock an open folder, if that can be had within ``seconds``."""
+def _lock(handle: int, seconds: float) -> float | None:
+    """Lock an open folder, if that can be had within ``seconds``; returns when that was."""
     end, wait_s = time.monotonic() + seconds, 0.0002
     while True:
+        now = time.monotonic()
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= end:
-                return False
+            if now >= end:
+                return None
         except OSError:
-            return False  # no locks on folders here, as on some network volumes
+            return None  # no locks on folders here, as on some network volumes
         else:
-            return True
+            return now
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, 0.01)
 

@@ -77,7 +77,7 @@ class FolderSums:
             known = self._sums.get(folder)
             if known is None:
                 return done
-            if not is_alone or known.stamp != before:
+            if known.stamp != before or not is_alone():
                 del self._sums[folder]
                 return done
             known.stamp = after
@@ -111,7 +111,8 @@ class FolderSums:
         if self._disk.is_settled(stamp):
             return stamp
         with self._disk.alone(folder) as is_alone:
-            return self._disk.stamp(folder) if is_alone else ()
+            stamp = self._disk.stamp(folder)
+            return stamp if is_alone() else ()
 
     def _sum(self, folder: str) -> _FolderSum:
         stamp = self._look(folder)

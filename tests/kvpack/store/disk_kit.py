@@ -7,7 +7,7 @@ import copy
 import errno
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvpack.store.disk import FileStatus
@@ -198,8 +198,8 @@ class SimulatedDisk:
     def is_settled(self, stamp: tuple[int, ...]) -> bool:
         return True
 
-    def alone(self, folder: str) -> contextlib.AbstractContextManager[bool]:
-        return contextlib.nullcontext(True)
+    def alone(self, folder: str) -> contextlib.AbstractContextManager[Callable[[], bool]]:
+        return contextlib.nullcontext(lambda: True)
 
     def move_stamp(self, folder: str, before: tuple[int, ...]) -> tuple[int, ...]:
         """Each change has a stamp of its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,11 +147,12 @@ class Crowded(Counting):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.before: dict[str, threading.Thread] = {}
+        self.stopped_s = 0.2
 
     def _let(self, call: str) -> None:
         if (other := self.before.pop(call, None)) is not None:
             other.start()
-            other.join(0.2)
+            other.join(self.stopped_s)
 
     def create(self, folder: str, name: str) -> int:
         self._let("create")
@@ -196,11 +198,67 @@ def test_a_folder_that_stays_locked_is_written_to_and_then_read_again(
     monkeypatch.setattr("kvpack.store.disk.ALONE_S", 0.02)
     store = new_store(tmp_path)
     store.sizes()
-    with PosixDisk(tmp_path / "store").alone("chunks") as held:
-        assert held
+    with PosixDisk(tmp_path / "store").alone("chunks") as is_alone:
+        assert is_alone()
         store.put_if_absent([ObjectData(names.chunk_name(bytes(32)), bytes(77))])
     assert store.sizes().object_bytes == 77
     store.close()
+
+
+def test_a_folder_that_stays_locked_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpack.store.disk.ALONE_S", 0.2)
+    store = new_store(tmp_path)
+    store.sizes()
+    many = [ObjectData(f"chunks/{number:064x}", bytes(77)) for number in range(20)]
+    with PosixDisk(tmp_path / "store").alone("chunks"):
+        begun = time.monotonic()
+        store.put_if_absent(many)
+        # Each of 20 objects is three changes of names: 12 s, were each of them to wait.
+        assert time.monotonic() - begun < 2.0
+    assert store.sizes().object_bytes == 20 * 77
+    store.close()
+
+
+def test_a_folder_that_was_locked_for_long_is_waited_for_again_once_it_was_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpack.store.disk.ALONE_S", 0.1)
+    new_store(tmp_path).close()
+    ours, theirs = PosixDisk(tmp_path / "store"), PosixDisk(tmp_path / "store")
+
+    def waited_s() -> float:
+        begun = time.monotonic()
+        with theirs.alone("chunks"), ours.alone("chunks") as is_alone:
+            assert not is_alone()
+        return time.monotonic() - begun
+
+    assert waited_s() >= 0.1
+    with ours.alone("cuts") as is_alone:
+        assert is_alone()
+    with ours.alone("chunks") as is_alone:
+        assert is_alone()
+    assert waited_s() >= 0.1
+
+
+def test_who_was_stopped_in_the_middle_of_a_change_counts_what_others_did_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpack.store.disk.ALONE_S", 0.1)
+    folder = tmp_path / "store"
+    folder.mkdir(mode=0o700)
+    disk = Crowded(folder)
+    disk.stopped_s = 10.0
+    initialise(disk, "store")
+    ours, theirs = LocalStore(disk, "store"), open_store(folder)
+    ours.sizes()
+    first, second = (ObjectData(f"cuts/{number:064x}", bytes(100)) for number in range(2))
+    disk.before["unlink"] = threading.Thread(target=theirs.put_if_absent, args=([first],))
+    ours.put_if_absent([second])
+    assert ours.sizes().object_bytes == 200
+    ours.close()
+    theirs.close()
 
 
 class Ticking(Counting):
