@@ -285,6 +285,9 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
 
 async def _end(context: Any, method: str, error: Exception) -> NoReturn:  # noqa: ANN401
     """End a call with an error of this program. Left to gRPC, its words went to log and peer."""
+    if isinstance(error, NotImplementedError):
+        # The generated base class has said so already, of a method that nothing stands behind.
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not offered here")
     log.error("%s: an error of this program: %s", method, unexpected(error))
     await context.abort(grpc.StatusCode.UNKNOWN, "an error of this node; its log says where")
     raise RuntimeError("abort returned")

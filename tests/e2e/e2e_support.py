@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,6 +51,8 @@ def at_once(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPro
         contextlib.chdir(cwd or Path.cwd()),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
+        # What a command sets in its environment is not for those that come after it.
+        mock.patch.dict(os.environ),
     ):
         code = 0
         try:
