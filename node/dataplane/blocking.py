@@ -14,6 +14,9 @@ from typing import Final
 #: A peer that neither sends nor takes a byte of a frame for so long is gone.
 STALL_S: Final = 30.0
 
+#: A piece may take as long as it takes at this crawl besides: 1 Mbit/s.
+FLOOR_BYTES_PER_S: Final = 128 << 10
+
 #: So much lies ready before a thread that waits for more of a piece is woken. A wake for each
 #: packet is a quarter of what the way through the kernel costs both ends. Elsewhere than on Linux
 #: the option also holds a read back, which is not wanted.

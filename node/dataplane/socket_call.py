@@ -1,16 +1,21 @@
 """One stream over the socket plane, as the feed writes it: like a call of gRPC, without its copies.
 
 A thread sends, and is a few pieces behind. It asks for more only when it is about to run out: the
-loop is woken for every fourth piece, not for each.
+loop is woken for every fourth piece, not for each. So what is bounded is not how long a write waits
+for room, but how long the thread takes over each piece: by the measure of the target, which allows
+1 Mbit/s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import queue
 import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final
 
@@ -29,6 +34,9 @@ CONNECT_S: Final = 5.0
 _AHEAD: Final = 6
 _LOW: Final = 2
 
+#: How often it is looked whether the thread is late.
+_LOOK_S: Final = 1.0
+
 _Item = tuple[bytes, bytes | memoryview]
 
 
@@ -39,6 +47,11 @@ class SocketCall:
         offered: The ticket.
         taken: Asks over mTLS how many objects the target has.
         meter: Counts the bytes.
+
+    Attributes:
+        sent_s: When each piece after the first was handed to the kernel, in order, by
+            ``time.monotonic()``. Who reads a moment takes it out.
+        reached: Whether somebody answered at the ticket's address.
     """
 
     def __init__(self, offered: Offered, taken: Callable[[], Awaitable[int]], meter: Meter) -> None:
@@ -52,13 +65,16 @@ class SocketCall:
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._answered: asyncio.Future[bytes] = self._loop.create_future()
         self._connection: socket.socket | None = None
+        self._late_s = math.inf
+        self._look: asyncio.TimerHandle | None = None
+        self.sent_s: deque[float] = deque()
         self.reached = False
 
     async def write(self, piece: bytes | memoryview) -> None:
         """Hand a piece over, which is sent from where it lies; returns when there is room.
 
         Raises:
-            PeerUnavailableError: The stream broke.
+            PeerUnavailableError: The stream broke, or the target does not read any more.
         """
         if self._connection is None:
             await self._open()
@@ -74,6 +90,8 @@ class SocketCall:
 
     def cancel(self) -> None:
         """End the stream; nothing happens where it has ended."""
+        if self._look is not None:
+            self._look.cancel()
         if self._connection is not None:
             blocking.end(self._connection)
         self._queue.put(None)
@@ -87,7 +105,6 @@ class SocketCall:
                 try:
                     await self._loop.sock_sendall(connection, self._offered.hello())
                     blocking.prepare(connection)
-                    blocking.limit(connection, socket.SO_RCVTIMEO, blocking.STALL_S)
                 except BaseException:
                     connection.close()
                     raise
@@ -96,6 +113,7 @@ class SocketCall:
             raise self._broken(error) from None
         self._connection = connection
         self._meter.wire_bytes += HELLO_BYTES
+        self._look = self._loop.call_later(_LOOK_S, self._end_late)
         threading.Thread(
             target=self._send_all, args=(connection,), name="data plane", daemon=True
         ).start()
@@ -137,14 +155,32 @@ class SocketCall:
                         self._waits = False
                         self._tell(self._room.set)
                     header, piece = item
+                    self._allow(len(piece))
                     blocking.send(connection, header, piece)
+                    self.sent_s.append(time.monotonic())
+                    self._late_s = math.inf
                     if not piece:
+                        # What the kernel holds has yet to cross the link.
+                        self._allow(connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
                         answer = bytearray(TAKEN_BYTES)
                         blocking.fill(connection, memoryview(answer))
+                        self._late_s = math.inf
                         self._tell(self._note, bytes(answer))
                         return
             except OSError as error:
                 self._tell(self._fail, error)
+            except Exception as error:  # noqa: BLE001 - untold, who writes would wait for ever.
+                self._tell(self._fail, ConnectionAbortedError(type(error).__name__))
+
+    def _allow(self, size_bytes: int) -> None:
+        self._late_s = time.monotonic() + blocking.STALL_S + size_bytes / blocking.FLOOR_BYTES_PER_S
+
+    def _end_late(self) -> None:
+        if self._connection is not None and time.monotonic() > self._late_s:
+            self._fail(TimeoutError("does not read any more"))
+            blocking.end(self._connection)
+            return
+        self._look = self._loop.call_later(_LOOK_S, self._end_late)
 
     def _tell(self, what: Callable[..., Any], *arguments: object) -> None:
         # The loop may be gone where a process ends at once.

@@ -21,6 +21,7 @@ from typing import Final
 
 from kvpack.errors import KvpackError
 from node.dataplane import blocking
+from node.dataplane.blocking import FLOOR_BYTES_PER_S
 from node.dataplane.frames import FRAME_BYTES, DisturbedError, Tags, read_frame_header
 from node.migration.streams import Burst, Take
 from node.migration.wire import Piece
@@ -28,10 +29,9 @@ from node.migration.wire import Piece
 #: One is being filled and one opened; the others let neither wait for the other's last bytes.
 BUFFERS: Final = 4
 
-#: A frame that has begun may take this long, and as long as its piece takes at a crawl: 1 Mbit/s.
+#: A frame that has begun may take this long, and as long as its piece takes at a crawl.
 #: Between two frames the source may be computing: that ends with the transfer's lease.
 FRAME_S: Final = 30.0
-FLOOR_BYTES_PER_S: Final = 128 << 10
 
 #: How often it is looked whether a frame is late. Not by the kernel's timer for a read: that begins
 #: anew with each byte on some systems, and with each read on all of them.
@@ -148,6 +148,9 @@ class FrameReader:
                     return
         except (OSError, DisturbedError) as error:
             self._tell(error)
+        except Exception as error:  # noqa: BLE001 - untold, who takes would wait for ever.
+            # Such as no memory for a buffer.
+            self._tell(DisturbedError(f"cannot be read here ({type(error).__name__})"))
 
     def _read(self, buffer: bytearray) -> _Arrived:
         header = memoryview(bytearray(FRAME_BYTES))

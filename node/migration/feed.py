@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import grpc.aio
 
@@ -68,6 +69,19 @@ class Holding:
     seal_ids: frozenset[bytes] = frozenset()
 
 
+@runtime_checkable
+class SendsBehind(Protocol):
+    """A call whose writes return before their pieces are sent.
+
+    It ends by itself where a piece takes too long: how long a write waits says nothing of that.
+
+    Attributes:
+        sent_s: When each piece after the first was sent, in order, by ``time.monotonic()``.
+    """
+
+    sent_s: deque[float]
+
+
 class Feed:
     """The stream of one transfer: from the first piece to the target's acknowledgement.
 
@@ -84,6 +98,7 @@ class Feed:
         self._references = KnownReferences(layout=producer.tape.layout)
         self._holding = Holding()
         self._manifest = b""
+        self._written: deque[Callable[[float], None]] = deque()
         producer.watch(report)
 
     @property
@@ -154,6 +169,7 @@ class Feed:
     ) -> None:
         """Write what ``take`` gives, up to its None, and hear how much of it arrived."""
         call = stub.push(timeout=STREAM_S)
+        self._written.clear()
         # One chunk is sealed while the one before it is written.
         sealing = asyncio.ensure_future(take())
         try:
@@ -162,14 +178,15 @@ class Feed:
             while (sealed := await sealing) is not None:
                 sealing = asyncio.ensure_future(take())
                 if not named and self.tape.needs_cut(sealed.index):
-                    await call.write(encode_cut(self.tape.cut or 0))
+                    await self._put(call, encode_cut(self.tape.cut or 0), lambda _: None)
                     named = True
                 await self._write(call, sealed)
                 fault_points.reach("source.chunk.sent")
-            await call.done_writing()
+            async with _bound(call):
+                await call.done_writing()
             # While the last chunks are on their way: afterwards everybody would wait for it.
             self._make_manifest()
-            async with asyncio.timeout(STALL_S):
+            async with _bound(call):
                 reply = await call
         except grpc.aio.AioRpcError as error:
             raise peer_error(error, peer) from None
@@ -178,6 +195,7 @@ class Feed:
         except TimeoutError:
             raise PeerUnavailableError(f"node {peer}: does not read any more") from None
         finally:
+            self._note_sent(call)
             call.cancel()
             sealing.cancel()
             await asyncio.gather(sealing, return_exceptions=True)
@@ -193,13 +211,29 @@ class Feed:
         held = reference.seal_id in self._holding.seal_ids
         # Before the write: where that fails, the target may have it all the same.
         self._references.append(reference)
-        async with asyncio.timeout(STALL_S):
-            await call.write(encode_held(reference.seal_id) if held else sealed.piece)
         if held:
-            self._timeline.held(reference)
+            piece = encode_held(reference.seal_id)
+            await self._put(call, piece, lambda _: self._timeline.held(reference))
         else:
-            self._timeline.add(time.monotonic(), reference)
+            await self._put(call, sealed.piece, lambda at_s: self._timeline.add(at_s, reference))
         self._report()
+
+    async def _put(self, call: Any, piece: bytes, told: Callable[[float], None]) -> None:  # noqa: ANN401
+        """Write a piece; ``told`` is called with the moment when it was sent, some pieces later."""
+        async with _bound(call):
+            await call.write(piece)
+        self._written.append(told)
+        self._note_sent(call)
+
+    def _note_sent(self, call: Any) -> None:  # noqa: ANN401 - grpc's call object
+        behind = isinstance(call, SendsBehind)
+        while self._written and (not behind or call.sent_s):
+            told = self._written.popleft()
+            told(call.sent_s.popleft() if behind else time.monotonic())
+
+
+def _bound(call: Any) -> asyncio.Timeout:  # noqa: ANN401 - grpc's call object
+    return asyncio.timeout(None if isinstance(call, SendsBehind) else STALL_S)
 
 
 async def _early_end(call: Any, peer: str) -> Exception:  # noqa: ANN401 - grpc's call object

@@ -9,7 +9,7 @@ from kvpack.chunk import ChunkClass, ChunkReference
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One chunk whose stream write returned: when, what, and how much plaintext it holds."""
+    """One chunk that was handed to the wire: when, what, and how much plaintext it holds."""
 
     at_s: float
     chunk_class: ChunkClass
@@ -71,7 +71,7 @@ class Timeline:
 
     @property
     def payload_bytes_after_zero(self) -> int:
-        """Plaintext bytes whose write returned after zero: what did not hide behind prefill."""
+        """Plaintext bytes handed to the wire after zero: what did not hide behind prefill."""
         return sum(one.plain_bytes for one in self.sent if one.at_s > self.zero_s)
 
     @property

@@ -235,3 +235,26 @@ def test_calls_without_a_ticket_keep_no_connection_of_the_grpc_plane(world, monk
                 assert not ended.done()
 
     run(work())
+
+
+def test_a_frame_that_cannot_be_read_here_ends_its_stream(world, monkeypatch, caplog):
+    """No memory for its buffer, say: a thread that ended untold would hold the stream for ever."""
+
+    def none_left(size=0):
+        if size > 1 << 16:
+            raise MemoryError("words of the interpreter")
+        return bytearray(size)
+
+    async def work():
+        async with (
+            two(world, offering(Plane.SOCKET)) as (source, _, target, _),
+            Hand(world, source, target) as one,
+        ):
+            await one.take_cut("s", prompt(90))
+            async with one.stream(Plane.SOCKET) as (ended, ticket):
+                monkeypatch.setattr(socket_frames, "bytearray", none_left, raising=False)
+                ended.writer.write(frame(Tags(ticket.frame_key), bytes(1 << 17)))
+                await ends_promptly(target, ended)
+            assert "MemoryError" in caplog.text and "words of" not in caplog.text
+
+    run(work())
