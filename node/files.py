@@ -1,4 +1,7 @@
-"""Private files: 0600 from birth in 0700 folders, never through a link, never over another file."""
+"""Private files: 0600 from birth in 0700 folders, never through a link, never over another file.
+
+The one exception are files outside our folders whose names an operator gave us.
+"""
 
 from __future__ import annotations
 
@@ -84,28 +87,37 @@ def remove_private(path: Path) -> None:
     _sync_folder(path.parent)
 
 
-def read_private(path: Path) -> bytes:
+def read_private(path: Path, *, follow: bool = False) -> bytes:
     """Read a file that only its owner can read.
+
+    Args:
+        path: The file.
+        follow: It may be a link, as operators have them; then all this holds of what it leads to.
 
     Raises:
         CredentialsError: Missing, a link, no regular file, another user's, open to others, large.
     """
-    return _read(path, forbidden_bits=0o077)
+    return _read(path, forbidden_bits=0o077, follow=follow)
 
 
-def read_public(path: Path) -> bytes:
+def read_public(path: Path, *, follow: bool = False) -> bytes:
     """Read a certificate: others may read it, but not write it.
+
+    Args:
+        path: The file.
+        follow: As in :func:`read_private`.
 
     Raises:
         CredentialsError: Missing, a link, no regular file, another user's, writable, large.
     """
-    return _read(path, forbidden_bits=0o022)
+    return _read(path, forbidden_bits=0o022, follow=follow)
 
 
-def _read(path: Path, forbidden_bits: int) -> bytes:
+def _read(path: Path, forbidden_bits: int, *, follow: bool) -> bytes:
     try:
         # Not blocking: opening a named pipe would wait for a writer for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+        descriptor = os.open(path, flags)
     except OSError as error:
         raise CredentialsError(f"{path}: cannot be opened ({error.strerror})") from error
     with os.fdopen(descriptor, "rb") as source:
@@ -120,7 +132,10 @@ def _read(path: Path, forbidden_bits: int) -> bytes:
             raise CredentialsError(
                 f"{path}: mode {mode:04o} is too open; chmod {mode & ~forbidden_bits:o} it"
             )
-        content = source.read(PRIVATE_FILE_BYTES_MAX + 1)
+        try:
+            content = source.read(PRIVATE_FILE_BYTES_MAX + 1)
+        except OSError as error:
+            raise CredentialsError(f"{path}: cannot be read ({error.strerror})") from error
     if len(content) > PRIVATE_FILE_BYTES_MAX:
         raise CredentialsError(f"{path}: larger than {PRIVATE_FILE_BYTES_MAX} bytes")
     return content

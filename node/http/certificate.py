@@ -14,15 +14,17 @@ from node.files import read_private, read_public
 
 log = logging.getLogger(__name__)
 
-#: Handshakes look at the files this often, in seconds. A look is two calls of ``lstat``.
+#: Handshakes look at the files this often, in seconds. A look is two calls of ``stat``.
 LOOK_S: Final = 1.0
 
 
 class LiveCertificate:
     """Certificate and key of an HTTPS port, for a node that runs on while they are renewed.
 
-    A pair that cannot be used never stops the node: the last good one stays in use, and the log
-    says so once for each change. Connections that are open stay as they are.
+    A pair that cannot be used never stops the node: the last good one stays in use, the log says so
+    once for each change, and each look tries again: what failed may have been the process's
+    descriptors, not the files. Connections that are open stay as they are. Both files may be links,
+    as tools that renew certificates keep them.
 
     Args:
         certificate: PEM chain.
@@ -40,7 +42,7 @@ class LiveCertificate:
         self, certificate: Path, key: Path, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._certificate, self._key, self._clock_s = certificate, key, clock_s
-        self._stamp = self._stamped()
+        self._stamp = self._told = self._stamped()
         self._looked_s = clock_s()
         self.context = self._present = _context(certificate, key)
         self.context.sni_callback = self._hand_over
@@ -59,13 +61,15 @@ class LiveCertificate:
         stamp = self._stamped()
         if stamp == self._stamp:
             return
-        # Older than what is read: a change in between is seen at the next look.
-        self._stamp = stamp
         try:
             self._present = _context(self._certificate, self._key)
-        except CredentialsError as error:
-            log.error("HTTPS: the last good certificate stays in use: %s", error)
+        except (CredentialsError, OSError) as error:
+            if stamp != self._told:
+                log.error("HTTPS: the last good certificate stays in use: %s", error)
+            self._told = stamp
         else:
+            # Older than what was read: a change in between is seen at the next look.
+            self._stamp = self._told = stamp
             log.info("HTTPS: a renewed certificate is in use")
 
     def _stamped(self) -> tuple[tuple[int, ...] | None, ...]:
@@ -75,7 +79,7 @@ class LiveCertificate:
 def _stamp(path: Path) -> tuple[int, ...] | None:
     """What changes with a file's contents, or with who may read it."""
     try:
-        status = path.lstat()
+        status = path.stat()
     except OSError:
         return None
     return (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size, status.st_mode)
@@ -83,8 +87,8 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:
     # Read first: ssl's own errors name no file, and a key that others can read is refused.
-    read_public(certificate)
-    read_private(key)
+    read_public(certificate, follow=True)
+    read_private(key, follow=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

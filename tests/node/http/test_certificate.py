@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
+import io
+import os
 import ssl
 from pathlib import Path
 
 import pytest
 
-from node import enroll
+from node import enroll, files
 from node.config import Address
 from node.errors import CredentialsError
 from node.http import certificate
@@ -145,3 +148,80 @@ def test_a_pair_that_cannot_be_used_to_begin_with_is_an_error(leaf):
     leaf.key.write_bytes(b"no key")
     with pytest.raises(CredentialsError, match="no certificate and its key"):
         LiveCertificate(leaf.certificate, leaf.key)
+
+
+class Shaken:
+    """A connection of which only the context matters."""
+
+    context = None
+
+
+def late(chain, key):
+    """A live certificate whose files are looked at in every handshake."""
+    return LiveCertificate(chain, key, clock_s=iter(range(0, 100, 2)).__next__)
+
+
+@pytest.mark.parametrize("call", ["open", "fdopen"])
+def test_a_look_that_fails_in_passing_loses_no_renewal(leaf, monkeypatch, caplog, call):
+    live = late(leaf.certificate, leaf.key)
+    before = live._present
+    leaf.renew()
+
+    class Broken(io.BytesIO):
+        def __init__(self, descriptor, _mode):
+            super().__init__()
+            self.descriptor = descriptor
+
+        def fileno(self):
+            return self.descriptor
+
+        def read(self, _=-1):
+            os.close(self.descriptor)
+            raise OSError(errno.EIO, "of the disk")
+
+    def no_descriptors(*_):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"node.files.os.{call}", {"open": no_descriptors, "fdopen": Broken}[call])
+        for _ in range(2):
+            live._hand_over(Shaken, None, live.context)
+            assert Shaken.context is before
+    assert caplog.text.count("the last good certificate stays in use") == 1
+    live._hand_over(Shaken, None, live.context)
+    assert Shaken.context is not before
+
+
+def test_a_certificate_and_its_key_may_be_links_to_files_that_would_do(leaf, tmp_path):
+    """As certbot keeps them: links that lead to the newest pair."""
+    folder = tmp_path / "live"
+    folder.mkdir()
+    for number in (1, 2):
+        for path in (leaf.certificate, leaf.key):
+            path.rename(tmp_path / f"{number}-{path.name}")
+        leaf.renew()
+    chain, key = folder / "fullchain.pem", folder / "privkey.pem"
+
+    def lead(number):
+        for link, name in ((chain, "cert.pem"), (key, "key.pem")):
+            link.unlink(missing_ok=True)
+            link.symlink_to(f"../{number}-{name}")
+
+    lead(1)
+    live = late(chain, key)
+    before = live._present
+    lead(2)
+    live._hand_over(Shaken, None, live.context)
+    assert Shaken.context is not before
+    # What it leads to must do as a plain file must.
+    (tmp_path / "2-key.pem").chmod(0o640)
+    with pytest.raises(CredentialsError, match="too open"):
+        LiveCertificate(chain, key)
+    key.unlink()
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    key.symlink_to("../pipe")
+    with pytest.raises(CredentialsError, match="regular"):
+        LiveCertificate(chain, key)
+    # Whatever else is read stays without links.
+    with pytest.raises(CredentialsError, match="cannot be opened"):
+        files.read_public(chain)
