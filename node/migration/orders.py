@@ -122,6 +122,7 @@ class Patience:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._rests_since_s: float | None = None
         self.renew()
 
     def renew(self) -> None:
@@ -135,12 +136,23 @@ class Patience:
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
-        """Time in the block does not count: nobody has been waited for in vain yet."""
-        start = time.monotonic()
+        """Time in the block up to its last :meth:`came_on` does not count.
+
+        What was waited for until then came. What is waited for after it, and until the block ends,
+        may be waited for in vain: that counts.
+        """
+        self._rests_since_s = time.monotonic()
         try:
             yield
         finally:
-            self._until += time.monotonic() - start
+            self._rests_since_s = None
+
+    def came_on(self) -> None:
+        """Something has come that was waited for. Says nothing outside of :meth:`resting`."""
+        if self._rests_since_s is not None:
+            now = time.monotonic()
+            self._until += now - self._rests_since_s
+            self._rests_since_s = now
 
     async def wait(self) -> None:
         """The pause before the next try; each is twice as long as the one before."""

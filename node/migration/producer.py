@@ -130,8 +130,13 @@ class Producer:
         self.mixed = session.generation.is_mixed
 
     def watch(self, report: Callable[[], None]) -> None:
-        """Call ``report`` after every prefill call."""
+        """Call ``report`` after every prefill call, and after what else may take long."""
         self._watchers.append(report)
+
+    def tell(self) -> None:
+        """Tell those who watch that this has come on."""
+        for report in self._watchers:
+            report()
 
     def token_chunks(self) -> list[bytes]:
         """All tokens known when first asked, by which a target finds what it holds of their rows.
@@ -153,6 +158,7 @@ class Producer:
         Whatever ends ``consumer`` ends this, too. However it ends, a cancel included: no call of
         the session that this has begun is under way then.
         """
+        self.tell()
         if self.tape.cut is not None and self.zero_s == 0.0:
             self.zero_s = time.monotonic()
             self._note_state(self.tape.cut)
@@ -203,6 +209,7 @@ class Producer:
         boundary = await self._engine.call(self.session.decode_next)
         self.boundary_s = time.monotonic()
         self.finished = Finished(schedule, boundary)
+        self.tell()
 
     def manifest(self, references: KnownReferences) -> bytes:
         """The sealed manifest of the cut. It needs no boundary call, but all items read.
@@ -242,6 +249,7 @@ class Producer:
                 tape.close(self.session.next_index - 1)
                 fault_points.reach("source.frozen")
                 self._note_state(self.session.next_index - 1)
+                self.tell()
             elif time.monotonic() > patience:
                 raise SessionFrozenError(
                     f"session {self.session.session_id}: busy for {FREEZE_S:.0f} s; no time to cut"
@@ -288,8 +296,7 @@ class Producer:
             async with self._engine.pace.prefill_turn() as grid_tokens:
                 call_tokens = self.session.backlog_call(grid_tokens)
                 self.zero_s = await self._engine.call(_prefill, self.session, call_tokens)
-            for report in self._watchers:
-                report()
+            self.tell()
         return True
 
     async def _read(self, items: Sequence[Item]) -> dict[Item, Tile]:

@@ -92,7 +92,7 @@ class Move:
         self._timeline = Timeline(time.monotonic())
         self._meter = wire.Meter()
         self._lane = Lane(source.plane_of(order), order.target, self._meter)
-        self._feed = feeding(self._timeline, self._report_progress)
+        self._feed = feeding(self._timeline, self._came_on)
         self._patience = Patience(source.resume_s)
         self._streaming: asyncio.Task[Fed] | None = None
         self._cancelled = False
@@ -262,7 +262,8 @@ class Move:
             self._feed.run(stub, self._transfer, self._order.target, self._holding)
         )
         try:
-            # However long it takes, its turn at the wire included: what counts begins with a break.
+            # However long it takes while it comes on, its turn at the wire included: what counts
+            # begins with the last that came on before a break, be that a target that hung.
             with self._patience.resting():
                 self._fed = await self._streaming
         except asyncio.CancelledError:
@@ -457,6 +458,10 @@ class Move:
         log.warning("move of %s: %s: %s", self._session.session_id, event.value, error)
         self._failure = self._failure or error
         return event
+
+    def _came_on(self) -> None:
+        self._patience.came_on()
+        self._report_progress()
 
     def _report_progress(self) -> None:
         tape = self._feed.tape

@@ -173,6 +173,30 @@ def test_what_a_stream_waited_before_it_broke_is_not_taken_off_the_time_for_goin
     assert run(work()) == 2
 
 
+def test_a_target_that_takes_no_chunk_is_given_up_in_time_though_it_answers(world, monkeypatch):
+    stall_s, resume_s = 0.6, 1.1
+    monkeypatch.setattr("node.migration.feed.STALL_S", stall_s)
+    streams = []
+
+    async def work():
+        async with world.pair() as (source, giving, target, _):
+            source.moves._source = dataclasses.replace(source.moves.source, resume_s=resume_s)
+            session = await giving.append(await giving.open("s"), prompt(40))
+
+            async def hang(key, *_):
+                streams.append(key)
+                await asyncio.sleep(SECONDS)
+
+            target.transfers.push = hang
+            with pytest.raises(PeerAnswerError, match="does not read any more; the session stays"):
+                await move(giving, target, session)
+            return await events(giving, await giving.get("s"), 40, 2)
+
+    assert len(run(work())) == 2
+    # It is frozen meanwhile: two streams that hung are more than the time for going on.
+    assert 1 <= len(streams) <= 2
+
+
 def test_a_seal_whose_answer_is_lost_is_asked_again_while_the_session_is_frozen(world):
     async def work():
         async with world.pair() as (_, giving, target, taking):
