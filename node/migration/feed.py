@@ -33,6 +33,9 @@ from node.session import Decoded
 #: A write that has not returned by then has met a peer that does not read.
 STALL_S: Final = 30.0
 
+#: How often it is looked what a call has sent of what was written.
+LOOK_S: Final = 1.0
+
 #: The whole stream, prefill included. A prompt of a million tokens on a slow machine fits.
 STREAM_S: Final = 6 * 3600.0
 
@@ -172,6 +175,7 @@ class Feed:
         self._written.clear()
         # One chunk is sealed while the one before it is written.
         sealing = asyncio.ensure_future(take())
+        following = asyncio.ensure_future(self._follow(call))
         try:
             await call.write(encode_open(transfer))
             named = False
@@ -198,7 +202,8 @@ class Feed:
             self._note_sent(call)
             call.cancel()
             sealing.cancel()
-            await asyncio.gather(sealing, return_exceptions=True)
+            following.cancel()
+            await asyncio.gather(sealing, following, return_exceptions=True)
         if reply.received_objects != len(self._references):
             raise InventoryError(
                 f"node {peer} acknowledged {reply.received_objects} chunks of "
@@ -224,6 +229,15 @@ class Feed:
             await call.write(piece)
         self._written.append(told)
         self._note_sent(call)
+
+    async def _follow(self, call: Any) -> None:  # noqa: ANN401 - grpc's call object
+        """Report pieces that leave while a write, or the answer, is waited for."""
+        while isinstance(call, SendsBehind):
+            await asyncio.sleep(LOOK_S)
+            before = len(self._written)
+            self._note_sent(call)
+            if len(self._written) < before:
+                self._report()
 
     def _note_sent(self, call: Any) -> None:  # noqa: ANN401 - grpc's call object
         behind = isinstance(call, SendsBehind)
