@@ -76,6 +76,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now
 
+    def run_in_executor(self, executor, func, *args):
+        """No threads: done at a turn of its own, if the process that asked still lives then."""
+        done = self.create_future()
+
+        def run() -> None:
+            if done.done():
+                return
+            try:
+                check_alive()
+                done.set_result(func(*args))
+            except Dead:
+                done.cancel()
+            except Exception as error:  # noqa: BLE001 - whatever it is, who waits hears it
+                done.set_exception(error)
+
+        self.call_soon(run)
+        return done
+
 
 def _tagged(loop, work, context=None):
     task = asyncio.Task(work, loop=loop, context=context)
