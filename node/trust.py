@@ -283,10 +283,17 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         return single
 
 
+#: As it was set, and as gRPC's contexts keep it.
+_UNIMPLEMENTED: Final = (
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.UNIMPLEMENTED.value[0],
+)
+
+
 async def _end(context: Any, method: str, error: Exception) -> NoReturn:  # noqa: ANN401
     """End a call with an error of this program. Left to gRPC, its words went to log and peer."""
-    if isinstance(error, NotImplementedError):
-        # The generated base class has said so already, of a method that nothing stands behind.
+    if isinstance(error, NotImplementedError) and context.code() in _UNIMPLEMENTED:
+        # The generated base class has said so, of a method that nothing stands behind: no fault.
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not offered here")
     log.error("%s: an error of this program: %s", method, unexpected(error))
     await context.abort(grpc.StatusCode.UNKNOWN, "an error of this node; its log says where")
