@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Final, Protocol
 
 from kvpack.bundle.index import BundleIndex, beyond_its_place
 from kvpack.bundle.payload import CACHED_PIECE_BYTES, SHARED_PIECE_BYTES, Depth
+from kvpack.bundle.per_thread import PerThread
 from kvpack.bundle.source import ByteSource, PlacedSource
 from kvpack.bundle.walk import ChunkWalk, LikelyChunk
 from kvpack.header import HeaderPrefix
@@ -137,15 +137,13 @@ class SharedCheck:
         threads: int,
     ) -> None:
         piece_bytes = CACHED_PIECE_BYTES if threads == 1 else SHARED_PIECE_BYTES
-        self._make = partial(_placed_check, descriptor, keyring, prefix, index, depth, piece_bytes)
-        self._mine = threading.local()
+        self._each = PerThread(
+            partial(_placed_check, descriptor, keyring, prefix, index, depth, piece_bytes)
+        )
 
     def check(self, places: Sequence[Place]) -> int:
         """As :meth:`PlaceCheck.check`, which says what it raises."""
-        mine: PlaceCheck | None = getattr(self._mine, "check", None)
-        if mine is None:
-            mine = self._mine.check = self._make()
-        return mine.check(places)
+        return self._each.mine().check(places)
 
 
 def _placed_check(

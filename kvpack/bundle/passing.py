@@ -6,12 +6,12 @@ decrypts while another one's rows are copied. Nothing is given away before its o
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvpack.bundle.check import Place, SeekableSource
 from kvpack.bundle.index import BundleIndex, beyond_its_place
+from kvpack.bundle.per_thread import PerThread
 from kvpack.bundle.source import PlacedSource
 from kvpack.bundle.walk import ChunkWalk
 from kvpack.chunk import ChunkReference, OpenedChunk
@@ -100,15 +100,11 @@ class SharedPass:
         index: BundleIndex,
         take: Callable[[OpenedChunk], object],
     ) -> None:
-        self._make = partial(_placed_pass, descriptor, keyring, prefix, index, take)
-        self._mine = threading.local()
+        self._each = PerThread(partial(_placed_pass, descriptor, keyring, prefix, index, take))
 
     def give(self, places: Sequence[Place]) -> int:
         """As :meth:`PlacePass.give`, which says what it raises."""
-        mine: PlacePass | None = getattr(self._mine, "give", None)
-        if mine is None:
-            mine = self._mine.give = self._make()
-        return mine.give(places)
+        return self._each.mine().give(places)
 
 
 def _placed_pass(
