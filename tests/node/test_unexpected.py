@@ -33,12 +33,12 @@ def test_an_error_that_was_never_raised_has_no_place():
     assert unexpected(TypeError("x")) == "TypeError at an unknown place"
 
 
-def breaks(*_, **__):
-    raise RuntimeError(SECRET)
-
-
-def test_an_error_of_a_call_says_nothing_of_a_text_to_its_caller_or_in_the_log(world, caplog):
+@pytest.mark.parametrize("kind", [RuntimeError, NotImplementedError])
+def test_an_error_of_a_call_says_nothing_of_a_text_to_its_caller_or_in_the_log(world, caplog, kind):
     """gRPC itself would send its words to the caller, and log them."""
+
+    def breaks(*_, **__):
+        raise kind(SECRET)
 
     async def work():
         async with world.node("source") as (node, client):
@@ -61,5 +61,5 @@ def test_an_error_of_a_call_says_nothing_of_a_text_to_its_caller_or_in_the_log(w
     run(work())
     assert SECRET not in caplog.text
     for method in ("Append", "Generate"):
-        said = f"/node.v1.Session/{method}: an error of this program: RuntimeError at "
+        said = f"/node.v1.Session/{method}: an error of this program: {kind.__name__} at "
         assert said in caplog.text
