@@ -93,7 +93,7 @@ async def _move(
     session = await node.sessions.open(f"bench-move-{secrets.token_hex(8)}")
     prefill_s = 0.0
     if order.kind is Kind.PROMPT and pushed is not None:
-        prefill_s = PREFILL_OVER_TRANSFER * pushed.sealing.payload_bytes / pushed.sealed.bytes_per_s
+        prefill_s = PREFILL_OVER_TRANSFER * pushed.cut_bytes / pushed.sealed_bytes_per_s
         model.pace.prefill_s_per_token = prefill_s / order.position
     else:
         async with node.sessions.hold(session.session_id, session.token):

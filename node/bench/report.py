@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable
 from typing import Any, Final
 
 from kvpack.chunk import ChunkClass
 from node.bench.geometry import cut_bytes, window_bytes
 from node.bench.measure import PREFILL_OVER_TRANSFER, Measured
 from node.bench.order import BenchOrder, Kind
-from node.bench.sealed import Cost, Pushed
+from node.bench.sealed import Cost, Pushed, Round
 
 _GIGA: Final = 1e9
 
@@ -64,33 +66,43 @@ def as_values(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _rates(pushed: Pushed) -> dict[str, float]:
-    sealed, sealing, tls, tcp = pushed.sealed, pushed.sealing, pushed.tls, pushed.tcp
+def _rates(pushed: Pushed) -> dict[str, Any]:
+    middle = pushed.median
+    over_tls = [one.tls.seconds / one.sealed.seconds for one in pushed.rounds]
     return {
-        "push_s": sealed.seconds,
-        "push_gbytes_per_s": sealed.bytes_per_s / _GIGA,
-        "tls_baseline_s": tls.seconds,
-        "tls_baseline_gbytes_per_s": tls.bytes_per_s / _GIGA,
-        "push_over_tls": tls.seconds / sealed.seconds,
-        "tcp_baseline_s": tcp.seconds,
-        "tcp_baseline_gbytes_per_s": tcp.bytes_per_s / _GIGA,
-        "push_over_tcp": tcp.seconds / sealed.seconds,
-        **_cpu(sealed),
-        **_cpu(tls, "tls_"),
-        "push_cpu_over_tls": sealed.cpu_s_per_byte / tls.cpu_s_per_byte,
-        "sealing_push_s": sealing.seconds,
-        "sealing_push_over_tls": sealing.bytes_per_s / tls.bytes_per_s,
-        **_cpu(sealing, "sealing_"),
-        "sealing_cpu_over_tls": sealing.cpu_s_per_byte / tls.cpu_s_per_byte,
+        "push_rounds": len(pushed.rounds),
+        "push_s": middle(lambda one: one.sealed.seconds),
+        "push_gbytes_per_s": pushed.sealed_bytes_per_s / _GIGA,
+        "tls_baseline_s": middle(lambda one: one.tls.seconds),
+        "tls_baseline_gbytes_per_s": middle(lambda one: one.tls.bytes_per_s) / _GIGA,
+        "push_over_tls": statistics.median(over_tls),
+        "push_over_tls_least": min(over_tls),
+        "push_over_tls_most": max(over_tls),
+        "tcp_baseline_s": middle(lambda one: one.tcp.seconds),
+        "tcp_baseline_gbytes_per_s": middle(lambda one: one.tcp.bytes_per_s) / _GIGA,
+        "push_over_tcp": middle(lambda one: one.tcp.seconds / one.sealed.seconds),
+        **_cpu(pushed, lambda one: one.sealed),
+        **_cpu(pushed, lambda one: one.tls, "tls_"),
+        "push_cpu_over_tls": middle(_cpu_over_tls(lambda one: one.sealed)),
+        "sealing_push_s": middle(lambda one: one.sealing.seconds),
+        "sealing_push_over_tls": middle(lambda one: one.sealing.bytes_per_s / one.tls.bytes_per_s),
+        **_cpu(pushed, lambda one: one.sealing, "sealing_"),
+        "sealing_cpu_over_tls": middle(_cpu_over_tls(lambda one: one.sealing)),
         "round_trip_s": pushed.rtt_s,
     }
 
 
-def _cpu(cost: Cost, prefix: str = "") -> dict[str, float]:
-    giga = cost.payload_bytes / _GIGA
+def _cpu_over_tls(cost: Callable[[Round], Cost]) -> Callable[[Round], float]:
+    return lambda one: cost(one).cpu_s_per_byte / one.tls.cpu_s_per_byte
+
+
+def _cpu(pushed: Pushed, cost: Callable[[Round], Cost], prefix: str = "") -> dict[str, float]:
+    def per_gbyte(seconds: Callable[[Cost], float]) -> float:
+        return pushed.median(lambda one: seconds(cost(one)) / cost(one).payload_bytes) * _GIGA
+
     return {
-        f"{prefix}source_cpu_s_per_gbyte": cost.source_cpu_s / giga,
-        f"{prefix}target_cpu_s_per_gbyte": cost.target_cpu_s / giga,
+        f"{prefix}source_cpu_s_per_gbyte": per_gbyte(lambda one: one.source_cpu_s),
+        f"{prefix}target_cpu_s_per_gbyte": per_gbyte(lambda one: one.target_cpu_s),
     }
 
 
@@ -118,7 +130,7 @@ def exposed_tail_bytes(order: BenchOrder) -> int:
 
 def _exposed_bound_s(measured: Measured, pushed: Pushed) -> float:
     timeline = measured.moved.timeline
-    tail_s = exposed_tail_bytes(measured.order) / pushed.sealed.bytes_per_s
+    tail_s = exposed_tail_bytes(measured.order) / pushed.sealed_bytes_per_s
     commit_s = timeline.committed_s - timeline.sealed_s
     return _TAIL_FACTOR * tail_s + commit_s + _ALLOWED_S + pushed.rtt_s
 
