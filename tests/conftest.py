@@ -1,4 +1,4 @@
-"""Where all tests put their files: in memory where there is room for them.
+"""Where all tests put their files: in memory where there is room for them; and compiled modules.
 
 Everything here is written durably, so on a disk a test run is mostly waiting for it. Nothing that a
 test asks is about the device: what a crash loses is asked of a simulated disk, full and slow
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 #: Far more than all tests of a run have on the disk at one time.
@@ -23,4 +24,12 @@ def _in_memory(folder: Path = Path("/dev/shm")) -> None:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
 
 
+def _compile_once() -> None:
+    # Hundreds of tests start commands, and each start would compile some 240 modules again. What
+    # is kept lies where Python keeps it for everybody else (__pycache__, which git does not see).
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+
+
 _in_memory()
+_compile_once()
