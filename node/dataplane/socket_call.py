@@ -81,6 +81,15 @@ class SocketCall:
             return
         await self._put(piece)
 
+    def require_open(self) -> None:
+        """Look whether what was written may yet be sent.
+
+        Raises:
+            PeerUnavailableError: The stream broke, or the target does not read any more.
+        """
+        if self._answered.done():
+            raise self._why()
+
     async def done_writing(self) -> None:
         """Say that this was all."""
         await self._put(b"")
@@ -125,8 +134,7 @@ class SocketCall:
             self._waits = True
             if self._queue.qsize() > _LOW:
                 await self._room.wait()
-        if self._answered.done():
-            raise self._why()
+        self.require_open()
         header = self._tags.frame_header(piece)
         self._meter.wire_bytes += len(header) + len(piece)
         self._queue.put((header, piece))

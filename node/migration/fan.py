@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,12 +42,14 @@ class Seat:
         holds: Its stream never broke: the window waits for it.
         open: A stream of it is open.
         next: Item that it takes next.
+        left: Items that have left for it.
     """
 
     expected: bool = True
     holds: bool = True
     open: bool = False
     next: int = 0
+    left: int = 0
 
 
 class Fan:
@@ -64,6 +67,8 @@ class Fan:
         self._window: deque[Sealed] = deque()
         self._made = 0
         self._whole = False
+        self._queue: asyncio.Queue[Loaded | None] = asyncio.Queue(QUEUE_TILES)
+        self._left = 0
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.seats = tuple(Seat() for _ in range(seats))
@@ -83,19 +88,33 @@ class Fan:
     def leave(self, seat: Seat) -> None:
         """No stream of ``seat`` will be opened any more: nobody waits for it."""
         seat.expected = seat.holds = False
+        self._note_left()
         self._changed.set()
 
     @contextlib.contextmanager
     def stream(self, seat: Seat, index: int) -> Iterator[None]:
         """A stream of ``seat`` from item ``index`` on."""
-        seat.expected, seat.open, seat.next = False, True, index
+        seat.expected, seat.open, seat.next, seat.left = False, True, index, index
         self._changed.set()
         try:
             yield
         finally:
             # A second stream of the same target is one that broke.
             seat.holds = seat.open = False
+            self._note_left()
             self._changed.set()
+
+    def left(self, seat: Seat) -> None:
+        """What ``seat`` took next has left for its target."""
+        seat.left += 1
+        self._note_left()
+
+    def _note_left(self) -> None:
+        """Tell the producer what has left for every target whose stream never broke."""
+        left = min((seat.left for seat in self.seats if seat.holds), default=self._made)
+        for _ in range(self._left, min(left, self._made)):
+            self._left += 1
+            self._queue.task_done()
 
     async def take(self, seat: Seat) -> Sealed | None:
         """The next chunk for ``seat``; None after the last one.
@@ -142,10 +161,9 @@ class Fan:
 
     async def _produce(self) -> None:
         await self._start()
-        queue: asyncio.Queue[Loaded | None] = asyncio.Queue(QUEUE_TILES)
-        publisher = asyncio.ensure_future(self._publish(queue))
+        publisher = asyncio.ensure_future(self._publish())
         try:
-            await self._producer.fill(0, queue, publisher)
+            await self._producer.fill(0, self._queue, publisher)
             await publisher
         finally:
             publisher.cancel()
@@ -165,14 +183,15 @@ class Fan:
             if seat.expected:
                 seat.expected = seat.holds = False
 
-    async def _publish(self, queue: asyncio.Queue[Loaded | None]) -> None:
-        sealing = self._producer.sealing(queue)
+    async def _publish(self) -> None:
+        sealing = self._producer.sealing(self._queue)
         while (sealed := await sealing.take()) is not None:
             await self._until(lambda: self._wanted(self._made))
             self._window.append(sealed)
             if len(self._window) > WINDOW_CHUNKS:
                 self._window.popleft()
             self._made += 1
+            self._note_left()
             self._changed.set()
         self._whole = True
         self._changed.set()
@@ -209,6 +228,7 @@ class SharedFeed(Feed):
         self._seat = seat
 
     async def _stream(self, stub: MigrationStub, transfer: pb.TransferRef, peer: str) -> None:
+        self._left = functools.partial(self._fan.left, self._seat)
         with self._fan.stream(self._seat, len(self._references)):
 
             async def take() -> Sealed | None:

@@ -33,8 +33,10 @@ from node.session import Decoded
 #: A write that has not returned by then has met a peer that does not read.
 STALL_S: Final = 30.0
 
-#: How often it is looked what a call has sent of what was written.
+#: How often it is looked what a call has sent of what was written, and how often while there is
+#: nothing to write: then the freeze of a live session may wait for what is under way.
 LOOK_S: Final = 1.0
+IDLE_LOOK_S: Final = 0.005
 
 #: The whole stream, prefill included. A prompt of a million tokens on a slow machine fits.
 STREAM_S: Final = 6 * 3600.0
@@ -84,6 +86,9 @@ class SendsBehind(Protocol):
 
     sent_s: deque[float]
 
+    def require_open(self) -> None:
+        """Raise what ended the call: what was written and not sent by then never is."""
+
 
 class Feed:
     """The stream of one transfer: from the first piece to the target's acknowledgement.
@@ -102,6 +107,7 @@ class Feed:
         self._holding = Holding()
         self._manifest = b""
         self._written: deque[Callable[[float], None]] = deque()
+        self._left: Callable[[], None] = lambda: None
         producer.watch(report)
 
     @property
@@ -154,6 +160,7 @@ class Feed:
     async def _stream(self, stub: MigrationStub, transfer: pb.TransferRef, peer: str) -> None:
         queue: asyncio.Queue[Loaded | None] = asyncio.Queue(QUEUE_TILES)
         sealing = self._producer.sealing(queue, self._holding.seal_ids)
+        self._left = queue.task_done
         pusher = asyncio.ensure_future(self._push(stub, transfer, sealing.take, peer))
         try:
             await self._producer.fill(len(self._references), queue, pusher)
@@ -179,7 +186,7 @@ class Feed:
         try:
             await call.write(encode_open(transfer))
             named = False
-            while (sealed := await sealing) is not None:
+            while (sealed := await self._idle(call, sealing)) is not None:
                 sealing = asyncio.ensure_future(take())
                 if not named and self.tape.needs_cut(sealed.index):
                     await self._put(call, encode_cut(self.tape.cut or 0), lambda _: None)
@@ -216,12 +223,24 @@ class Feed:
         held = reference.seal_id in self._holding.seal_ids
         # Before the write: where that fails, the target may have it all the same.
         self._references.append(reference)
-        if held:
-            piece = encode_held(reference.seal_id)
-            await self._put(call, piece, lambda _: self._timeline.held(reference))
-        else:
-            await self._put(call, sealed.piece, lambda at_s: self._timeline.add(at_s, reference))
+
+        def told(at_s: float) -> None:
+            if held:
+                self._timeline.held(reference)
+            else:
+                self._timeline.add(at_s, reference)
+            self._left()
+
+        await self._put(call, encode_held(reference.seal_id) if held else sealed.piece, told)
         self._report()
+
+    async def _idle(self, call: Any, sealing: asyncio.Future[Sealed | None]) -> Sealed | None:  # noqa: ANN401
+        """The next chunk; while there is none, what leaves of those before it is noted."""
+        while self._written and not sealing.done():
+            await asyncio.wait({sealing}, timeout=IDLE_LOOK_S)
+            call.require_open()
+            self._look(call)
+        return await sealing
 
     async def _put(self, call: Any, piece: bytes, told: Callable[[float], None]) -> None:  # noqa: ANN401
         """Write a piece; ``told`` is called with the moment when it was sent, some pieces later."""
@@ -234,10 +253,13 @@ class Feed:
         """Report pieces that leave while a write, or the answer, is waited for."""
         while isinstance(call, SendsBehind):
             await asyncio.sleep(LOOK_S)
-            before = len(self._written)
-            self._note_sent(call)
-            if len(self._written) < before:
-                self._report()
+            self._look(call)
+
+    def _look(self, call: Any) -> None:  # noqa: ANN401 - grpc's call object
+        before = len(self._written)
+        self._note_sent(call)
+        if len(self._written) < before:
+            self._report()
 
     def _note_sent(self, call: Any) -> None:  # noqa: ANN401 - grpc's call object
         behind = isinstance(call, SendsBehind)

@@ -4,8 +4,9 @@ A producer knows its tape and its session, and no target. Each item is made when
 in the order of the tape; what was made once can be made again, byte for byte, for a target that
 lost it, also after the boundary call has overwritten a row of a ring.
 
-A live session is sent while it decodes on: its full layers' whole blocks first, and only when none
-of them is left is it held, for the rest.
+A live session is sent while it decodes on: its full layers' whole blocks first, and only when all
+of them have left is it held, for the rest. What was read and still waits for the link would be
+waited for by a session that nobody serves.
 """
 
 from __future__ import annotations
@@ -155,15 +156,16 @@ class Producer:
     ) -> None:
         """Load items from ``index`` on into ``queue``, then None; last comes the boundary call.
 
-        Whatever ends ``consumer`` ends this, too. However it ends, a cancel included: no call of
-        the session that this has begun is under way then.
+        Whoever takes them calls ``queue.task_done`` for each that has left. Whatever ends
+        ``consumer`` ends this, too. However it ends, a cancel included: no call of the session that
+        this has begun is under way then.
         """
         self.tell()
         if self.tape.cut is not None and self.zero_s == 0.0:
             self.zero_s = time.monotonic()
             self._note_state(self.tape.cut)
         try:
-            while await self._more(index):
+            while await self._more(index, queue, consumer):
                 loaded = await self._load(index, READ_TILES)
                 index += len(loaded)
                 if index == len(self.tape.items) and self.tape.cut is not None:
@@ -235,9 +237,16 @@ class Producer:
         (loaded,) = await self._load(index, 1)
         return await asyncio.to_thread(self._seal, loaded, frozenset())
 
-    async def _more(self, index: int) -> bool:
+    async def _more(
+        self, index: int, queue: asyncio.Queue[Loaded | None], consumer: asyncio.Task[None]
+    ) -> bool:
         """Whether the tape has an item ``index``; lets it grow, and closes it when it does not."""
-        tape, patience = self.tape, time.monotonic() + FREEZE_S
+        tape = self.tape
+        if tape.cut is None:
+            tape.grow(self.session.position)
+            if index == len(tape.items):
+                await _left(queue, consumer)
+        patience = time.monotonic() + FREEZE_S
         while tape.cut is None:
             tape.grow(self.session.position)
             if index < len(tape.items):
@@ -426,6 +435,17 @@ def _read_tiles(session: Session, specs: Sequence[TileSpec]) -> list[Tile]:
 def _prefill(session: Session, call_tokens: int) -> float:
     session.prefill_next(call_tokens)
     return time.monotonic()
+
+
+async def _left(queue: asyncio.Queue[Loaded | None], consumer: asyncio.Task[Any]) -> None:
+    """Return when all that was put into ``queue`` has left; what ends the consumer is raised."""
+    left = asyncio.ensure_future(queue.join())
+    try:
+        await asyncio.wait({left, consumer}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        left.cancel()
+    if consumer.done():
+        consumer.result()
 
 
 async def _offer(

@@ -78,8 +78,11 @@ class Tape:
         return index == 2
 
 
-async def push(target, count, on_written=None):
-    """Write ``count`` chunks as a move does; gives the timeline, also where it failed."""
+async def push(target, count, on_written=None, *, ends=True):
+    """Write ``count`` chunks as a move does; gives the timeline, also where it failed.
+
+    If not ``ends``, no more come and no end, as from a producer that waits until they have left.
+    """
     timeline = Timeline(time.monotonic())
     producer = SimpleNamespace(tape=Tape(), watch=lambda _: None, manifest=lambda _: b"m")
     written = [0]
@@ -97,7 +100,7 @@ async def push(target, count, on_written=None):
         await asyncio.sleep(0)
         index = next(left, None)
         if index is None:
-            return None
+            return None if ends else await asyncio.Event().wait()
         reference = SimpleNamespace(
             seal_id=b"", chunk_class=ChunkClass.FULL, plain_bytes=PIECE_BYTES
         )
@@ -139,8 +142,12 @@ def test_a_link_that_takes_each_piece_in_time_is_kept_however_many_wait(bounds, 
     assert timeline.payload_bytes == 11 * PIECE_BYTES
 
 
-@pytest.mark.parametrize("stops_at", [3, 999], ids=["in a piece", "before its answer"])
-def test_a_target_that_stops_is_left_within_the_bound_of_one_piece(bounds, stops_at):
+@pytest.mark.parametrize(
+    ("stops_at", "count"),
+    [(3, 10), (3, 4), (999, 10)],
+    ids=["in a piece", "in one of the last that there are", "before its answer"],
+)
+def test_a_target_that_stops_is_left_within_the_bound_of_one_piece(bounds, stops_at, count):
     steps = iter(range(1000))
     gate = threading.Event()
 
@@ -150,7 +157,7 @@ def test_a_target_that_stops_is_left_within_the_bound_of_one_piece(bounds, stops
 
     target = Target(before_step, answers=False)
     start = time.monotonic()
-    timeline, failure = run(push(target, 10))
+    timeline, failure = run(push(target, count, ends=count == 10))
     gate.set()
     assert "does not read any more" in str(failure)
     assert 1.0 < time.monotonic() - start < 8.0

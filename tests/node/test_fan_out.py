@@ -9,6 +9,7 @@ import itertools
 import json
 import time
 
+import grpc.aio
 import pytest
 from click.testing import CliRunner
 from node_support import SECONDS, HandSource, events, move, prompt, refusal, run
@@ -99,6 +100,13 @@ def test_two_targets_get_the_bits_of_one_session_and_each_chunk_is_sealed_once(
 ):
     tokens = prompt(600)
     sealing = Sealing(monkeypatch)
+    write = grpc.aio.StreamUnaryCall.write
+
+    async def write_late(call, piece):
+        await asyncio.sleep(0.02)
+        await write(call, piece)
+
+    monkeypatch.setattr(grpc.aio.StreamUnaryCall, "write", write_late)
 
     async def work():
         async with three(world) as (source, giving, nodes, clients):
@@ -124,6 +132,11 @@ def test_two_targets_get_the_bits_of_one_session_and_each_chunk_is_sealed_once(
     assert len(sealing.items) == len(set(sealing.items)) == first.objects - 1
     assert first.timeline.payload_bytes == second.timeline.payload_bytes
     assert first.timeline.zero_s == second.timeline.zero_s > first.timeline.start_s
+    if not known:
+        # It is held only when its whole blocks have left for both.
+        for timeline in (first.timeline, second.timeline):
+            hidden = [one.plain_bytes for one in timeline.sent if one.at_s <= timeline.zero_s]
+            assert hidden == 2 * [1 << 16]
 
 
 def test_a_link_that_breaks_is_resumed_alone_and_the_other_target_gets_each_chunk_once(
@@ -177,7 +190,8 @@ class Unread:
 def test_a_target_that_stops_reading_is_waited_for_within_a_bound_and_then_left_behind(
     world, monkeypatch
 ):
-    tokens = prompt(1500)
+    # Eight whole blocks, more than two and what may be ahead of a target that took two.
+    tokens = prompt(2100)
     monkeypatch.setattr(fan_module, "START_S", SECONDS)
     monkeypatch.setattr(feed_module, "STALL_S", 1.0)
     ahead, written, streams, waited = [], [], [], []
