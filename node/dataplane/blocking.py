@@ -65,20 +65,61 @@ def fill(connection: socket.socket, view: memoryview) -> None:
         got += count
 
 
-def fill_large(connection: socket.socket, view: memoryview) -> None:
-    """As :func:`fill`, but woken for each half MiB and not for each packet.
+class Wakes:
+    """After how many bytes a thread that waits for a connection is woken, as it was set last.
 
-    The last half MiB of ``view`` is read without that: so as much is always still to come.
+    Set again only where it changes: a stream whose next bytes are always there sets it once.
+
+    Args:
+        connection: Connected and blocking.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._bytes = 1
+
+    def after(self, size_bytes: int) -> None:
+        """Wake whoever waits from now on when so many bytes are there. So many must still come."""
+        if size_bytes != self._bytes and _WAKES_LATE:
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
+            self._bytes = size_bytes
+
+
+def fill_and_peek(connection: socket.socket, wakes: Wakes, view: memoryview, length: int) -> int:
+    """Read the next ``length`` bytes to ``view``, and beyond them what is there already.
+
+    It waits for the ``length`` bytes alone, and is woken for each half MiB of them and not for each
+    packet. What lies beyond is the beginning of what comes next, if that has come: whoever reads it
+    in the same call spares a call and a change of threads.
+
+    Args:
+        connection: To read.
+        wakes: Of ``connection``.
+        view: Not shorter than ``length``. It takes no byte more than it has room for.
+        length: Must be read.
+
+    Returns:
+        Bytes read, of which ``length`` were asked for.
 
     Raises:
         OSError: As :func:`fill`.
     """
-    if _WAKES_LATE and len(view) >= 2 * WAKE_BYTES:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, WAKE_BYTES)
-        fill(connection, view[:-WAKE_BYTES])
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        view = view[-WAKE_BYTES:]
-    fill(connection, view)
+    if length < WAKE_BYTES or not _WAKES_LATE:
+        wakes.after(1)
+        fill(connection, view[:length])
+        return length
+    # The last half MiB is read apart: so as much is always still to come, or is there.
+    wakes.after(WAKE_BYTES)
+    got = length - WAKE_BYTES
+    fill(connection, view[:got])
+    while got < length:
+        count = connection.recv_into(view[got:])
+        if not count:
+            raise ConnectionAbortedError("ended early")
+        got += count
+        if got < length:
+            wakes.after(1)
+    return got
 
 
 def send(connection: socket.socket, header: bytes, piece: bytes | memoryview) -> None:

@@ -73,6 +73,8 @@ class FrameReader:
         self._ended = False
         self._refused: KvpackError | None = None
         self._changed = asyncio.Event()
+        self._wakes = blocking.Wakes(connection)
+        self._ahead = b""
         self._late_s = math.inf
         self._look = self._loop.call_later(_LOOK_S, self._end_late)
         self._thread = threading.Thread(target=self._read_all, name="data plane", daemon=True)
@@ -153,21 +155,40 @@ class FrameReader:
             self._tell(DisturbedError(f"cannot be read here ({type(error).__name__})"))
 
     def _read(self, buffer: bytearray) -> _Arrived:
-        header = memoryview(bytearray(FRAME_BYTES))
-        got = self._connection.recv_into(header)
-        self._late_s = time.monotonic() + FRAME_S
-        if not got:
-            raise ConnectionAbortedError("ended early")
-        blocking.fill(self._connection, header[got:])
-        length, tag = read_frame_header(header)
-        self._late_s += length / FLOOR_BYTES_PER_S
-        if len(buffer) < length:
-            buffer = bytearray(length)
-        with memoryview(buffer)[:length] as piece:
-            blocking.fill_large(self._connection, piece)
+        length, tag = self._read_header()
+        self._late_s = time.monotonic() + FRAME_S + length / FLOOR_BYTES_PER_S
+        if len(buffer) < length + FRAME_BYTES:
+            buffer = bytearray(length + FRAME_BYTES)
+        with memoryview(buffer) as view:
+            room = view[: length + FRAME_BYTES]
+            got = blocking.fill_and_peek(self._connection, self._wakes, room, length)
             self._late_s = math.inf
-            self._tags.require(tag, piece)
+            with view[:length] as piece:
+                self._tags.require(tag, piece)
+            self._ahead = bytes(view[length:got])
         return _Arrived(buffer, length)
+
+    def _read_header(self) -> tuple[int, bytes]:
+        """What stands before the next piece; some of it came with the piece before.
+
+        It is not read before that piece's own tag was right, nor before there is a buffer for its
+        piece: until then nobody waits for it.
+        """
+        ahead, self._ahead = self._ahead, b""
+        if len(ahead) == FRAME_BYTES:
+            return read_frame_header(ahead)
+        header = bytearray(FRAME_BYTES)
+        header[: len(ahead)] = ahead
+        got = len(ahead)
+        self._wakes.after(1)
+        with memoryview(header) as view:
+            if not got:
+                got = self._connection.recv_into(view)
+            self._late_s = time.monotonic() + FRAME_S
+            if not got:
+                raise ConnectionAbortedError("ended early")
+            blocking.fill(self._connection, view[got:])
+        return read_frame_header(bytes(header))
 
     def _end_late(self) -> None:
         if time.monotonic() > self._late_s:
