@@ -27,7 +27,9 @@ COMMON = ["speed", "contenders", "fencing", "lost replies", "watch", "lease"]
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     monkeypatch.setattr(directory_check, "TTL_S", 0.5)
-    monkeypatch.setattr(directory_check, "LATE_S", 0.5)
+    # For what is right, which a busy machine may be late with.
+    monkeypatch.setattr(directory_check, "LATE_S", 10.0)
+    monkeypatch.setattr(directory_check, "TOLD_S", 10.0)
     monkeypatch.setattr(etcd_cluster, "LOOK_S", 0.6)
 
 
@@ -49,7 +51,7 @@ def test_a_file_is_checked_beside_itself_and_stays_as_it_is(tmp_path, monkeypatc
     path = tmp_path / "directory.sqlite"
     code, found = checked(f"sqlite:{path}")
     assert code == 0 and list(found) == ["file", *COMMON]
-    assert 0.5 <= found["lease"]["numbers"]["over_after_s"] < 1.0
+    assert 0.5 <= found["lease"]["numbers"]["over_after_s"] < 10.5
     assert "not there yet" in found["file"]["said"] and list(tmp_path.iterdir()) == []
     monkeypatch.setattr(directory_check, "_COMMON", COMMON_CHECKS[:2])
 
@@ -88,7 +90,6 @@ def test_an_etcd_is_checked_with_its_members_keys_and_certificates(
 ):
     # It counts in whole seconds, and looks for what is over twice in one.
     monkeypatch.setattr(directory_check, "TTL_S", 1.0)
-    monkeypatch.setattr(directory_check, "LATE_S", 3.0)
     place = EtcdPlace(etcds, parties, f"tests/{tmp_path.name}")
     url = f"etcd://127.0.0.1:{etcds.members[0].client}?prefix={place.prefix}"
     done = check(url, "--credentials", parties / "a")
@@ -210,6 +211,8 @@ def faults(real):
     "name", ["contenders", "fencing", "lost replies", "watch", "lease", "lease "]
 )
 def test_a_planted_fault_fails_the_check_of_its_name(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(directory_check, "LATE_S", 0.5)
+    monkeypatch.setattr(directory_check, "TOLD_S", 1.0)
     only = [one for one in COMMON_CHECKS if one[0] in ("speed", name.strip())]
     monkeypatch.setattr(directory_check, "_COMMON", only)
 

@@ -243,11 +243,11 @@ def test_a_watch_ends_with_the_change_or_with_its_time(directories):
         seen = await directory.owner("s")
         assert await directory.watch("s", None, 5.0) == seen
         assert await directory.watch("s", seen, 0.15) == seen
-        watching = asyncio.create_task(directory.watch("s", seen, 20.0))
+        watching = asyncio.create_task(directory.watch("s", seen, 40.0))
         await asyncio.sleep(0.05)
         async with directories.opened() as other:
             await other.transfer("s", token, "b", nonce(2))
-        found = await asyncio.wait_for(watching, 5.0)
+        found = await asyncio.wait_for(watching, 20.0)
         assert found.node == "b"
         await directory.release("s", found.token)
         assert isinstance(await directory.watch("s", found, 20.0), Released)

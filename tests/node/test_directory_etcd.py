@@ -184,8 +184,8 @@ def test_a_silent_etcd_ends_looks_with_an_error_and_leaves_writes_open(place, mo
             with pytest.raises(DirectoryAmbiguousError):
                 # The etcd has it, and does it as soon as it wakes.
                 await directory.cluster.swap((), [put("tests/late", b"")])
-            assert time.monotonic() - begun_s < 3.0
-        async with asyncio.timeout(10):
+            assert time.monotonic() - begun_s < 15.0
+        async with asyncio.timeout(30):
             new = await settle(directory, "s", token, "b", nonce(2))
         assert (await directory.owner("s")).token == new
 
@@ -266,10 +266,10 @@ def test_a_watch_sees_a_change_without_being_told(place, monkeypatch):
     async def work(directory):
         await directory.claim("s", "a", nonce(1))
         seen = await directory.owner("s")
-        watching = asyncio.create_task(directory.watch("s", seen, 10.0))
+        watching = asyncio.create_task(directory.watch("s", seen, 40.0))
         await asyncio.sleep(0.1)
         await directory.adopt()
-        found = await asyncio.wait_for(watching, 3.0)
+        found = await asyncio.wait_for(watching, 20.0)
         assert found.token.generation == 2 and found.node == "a"
 
     place.run(work)
