@@ -70,12 +70,13 @@ class Codes(Generic[_Word]):
 
     def __init__(self, *members: _Word) -> None:
         self._members = members
-        self._codes = {member: code for code, member in enumerate(members, start=1)}
+        # Members are single objects that live as long as the program; hashing one runs Python code.
+        self._codes = {id(member): code for code, member in enumerate(members, start=1)}
         self.words: Final = tuple(str(member.value) for member in members)
 
     def code(self, member: _Word) -> int:
         """The number of ``member``."""
-        return self._codes[member]
+        return self._codes[id(member)]
 
     def member(self, code: int, field: str) -> _Word:
         """The word of ``code``.

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from blake3 import blake3
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hmac import HMAC
 
 from kvpack import limits
 from kvpack.errors import KeyFileError, LimitError, UnknownKeyError
@@ -44,7 +46,7 @@ class EpochKey:
     tenant: str
     epoch: int
     _root: bytes
-    _pseudorandom_key: bytes = field(init=False, default=b"")
+    _expander: HMAC = field(init=False)
     _subkeys: dict[str, bytes] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -58,7 +60,7 @@ class EpochKey:
         salt = b"kvpack/v1" + len(name).to_bytes(2, "little") + name
         salt += self.epoch.to_bytes(4, "little")
         extracted = hmac.digest(salt, self._root, "sha256")
-        object.__setattr__(self, "_pseudorandom_key", extracted)
+        object.__setattr__(self, "_expander", HMAC(extracted, SHA256()))
 
     def __repr__(self) -> str:
         return f"EpochKey(tenant={self.tenant!r}, epoch={self.epoch})"
@@ -79,7 +81,10 @@ class EpochKey:
 
     def _expand(self, purpose: str, context: bytes) -> bytes:
         info = _INFO_PREFIX + purpose.encode() + b"\0" + context + b"\x01"
-        return hmac.digest(self._pseudorandom_key, info, "sha256")
+        # A copy of one that is keyed costs less than a new one, and a chunk's key is one of these.
+        expander = self._expander.copy()
+        expander.update(info)
+        return expander.finalize()
 
     def mac(self, purpose: str, *parts: bytes | memoryview) -> bytes:
         """HMAC-SHA-256 (32 bytes) over the concatenated ``parts`` under ``subkey(purpose)``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
+from typing import Final
 
 from kvpack import codes
 from kvpack.chunk.reference import ChunkReference
@@ -64,21 +65,25 @@ def encode_message(manifest: Manifest, known: KnownReferences | None = None) -> 
     return serialize(message) + (b"" if known is None else known.encoded)
 
 
-class KnownReferences:
-    """References in order, each encoded for a manifest's message when it came, not when it counts.
+#: At most so many wait: encoding them at the end takes a millisecond.
+_ENCODED_AT_ONCE: Final = 32
 
-    Whoever sends or takes a pack knows them one after the other; at its end everybody waits.
+
+class KnownReferences:
+    """References in order, encoded for a manifest's message as they come, not when they count.
+
+    Whoever sends or takes a pack knows them one after the other; at its end everybody waits. Some
+    are encoded at a time: after a chunk's rows went through the caches, the first of such calls
+    takes several times as long as the second.
 
     Args:
         references: The first of them.
         layout: The shape of their rows. What the gate asks of each is then asked when it comes,
             too.
 
-    Attributes:
-        tally: What those questions came to; None without a layout.
     """
 
-    __slots__ = ("_encoded", "_layout", "_references", "_tuple", "tally")
+    __slots__ = ("_encoded", "_layout", "_references", "_tally", "_tuple")
 
     def __init__(
         self, references: Iterable[ChunkReference] = (), layout: CacheLayout | None = None
@@ -87,7 +92,7 @@ class KnownReferences:
         self._references: list[ChunkReference] = []
         self._encoded: list[bytes] = []
         self._tuple: tuple[ChunkReference, ...] | None = None
-        self.tally = None if layout is None else Tally(layout)
+        self._tally = None if layout is None else Tally(layout)
         for reference in references:
             self.append(reference)
 
@@ -97,10 +102,16 @@ class KnownReferences:
     def append(self, reference: ChunkReference) -> None:
         """One more, at the end."""
         self._references.append(reference)
-        self._encoded.append(encode_reference(reference))
         self._tuple = None
-        if self.tally is not None:
-            self.tally.add(reference)
+        if len(self._references) - len(self._encoded) >= _ENCODED_AT_ONCE:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        for reference in self._references[len(self._encoded) :]:
+            encoded = encode_reference(reference)
+            if self._tally is not None:
+                self._tally.add(reference)
+            self._encoded.append(encoded)
 
     def truncate(self, count: int) -> None:
         """Forget all but the first ``count``."""
@@ -110,9 +121,15 @@ class KnownReferences:
         del self._encoded[count:]
         self._tuple = None
         if self._layout is not None:
-            self.tally = Tally(self._layout)
-            for reference in self._references:
-                self.tally.add(reference)
+            self._tally = Tally(self._layout)
+            for reference in self._references[: len(self._encoded)]:
+                self._tally.add(reference)
+
+    @property
+    def tally(self) -> Tally | None:
+        """What the gate's questions came to; None without a layout."""
+        self._catch_up()
+        return self._tally
 
     @property
     def references(self) -> tuple[ChunkReference, ...]:
@@ -125,6 +142,7 @@ class KnownReferences:
     @property
     def encoded(self) -> bytes:
         """:func:`encode_reference` of each, joined."""
+        self._catch_up()
         return b"".join(self._encoded)
 
 
