@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import dataclasses
 
 import grpc
-from node_support import HandSource, events, prompt
+from node_support import SECONDS, HandSource, events, prompt
 
 from node.migration.table import TargetState
 
@@ -22,6 +24,22 @@ async def hand_source(world, tokens=90, name="s"):
         await hand.take_cut(name, prompt(tokens))
         hand.giving, hand.taking = giving, taking
         yield hand
+
+
+@contextlib.asynccontextmanager
+async def short_lease(hand, lease_s, *, streaming):
+    """A transfer that does not go on lasts so long; from when its stream is open, if it has one.
+
+    Not before: on a busy machine the lease would be over before the next step.
+    """
+    transfers = hand.target.transfers
+    async with asyncio.timeout(SECONDS):
+        while streaming and not any(one.is_streaming for one in transfers._inbound.values()):
+            await asyncio.sleep(0.005)
+    usual = transfers._target
+    transfers._target = dataclasses.replace(usual, lease_s=lease_s)
+    yield
+    transfers._target = usual
 
 
 async def nothing_installed(hand):

@@ -8,8 +8,8 @@ import dataclasses
 import grpc
 import numpy
 import pytest
-from hand_support import hand_source, nothing_installed, source_still_serves
-from node_support import HandSource, move, prompt, refusal, run
+from hand_support import hand_source, nothing_installed, short_lease, source_still_serves
+from node_support import SECONDS, HandSource, move, prompt, refusal, run
 
 from kvpack.chunk import ChunkClass, seal_component
 from node.errors import PeerAnswerError
@@ -132,15 +132,11 @@ def test_the_second_of_two_movers_finds_its_token_stale(world):
 def test_a_transfer_without_progress_is_given_up_after_its_lease(world):
     async def work():
         async with hand_source(world) as hand:
-            target = hand.target.transfers
-            target._target = dataclasses.replace(target._target, lease_s=0.4)
             await hand.prepare()
             await hand.push()
-            for _ in range(50):
-                await asyncio.sleep(0.1)
-                if await nothing_installed(hand):
-                    break
-            assert await nothing_installed(hand)
+            async with short_lease(hand, 0.4, streaming=False), asyncio.timeout(SECONDS):
+                while not await nothing_installed(hand):
+                    await asyncio.sleep(0.1)
             assert (await hand.status()).state == pb.TRANSFER_STATE_ABORTED
 
     run(work())
@@ -149,12 +145,12 @@ def test_a_transfer_without_progress_is_given_up_after_its_lease(world):
 def test_a_source_that_computes_while_its_stream_is_open_keeps_its_lease(world):
     async def work():
         async with hand_source(world) as hand:
-            target = hand.target.transfers
-            target._target = dataclasses.replace(target._target, lease_s=0.4)
             await hand.prepare()
-            call = hand.stub.push(timeout=20)
+            call = hand.stub.push(timeout=60)
             await call.write(encode_open(hand.ref))
-            await asyncio.sleep(1.2)
+            async with short_lease(hand, 0.4, streaming=True):
+                # Leases are looked at once in a second.
+                await asyncio.sleep(1.8)
             for chunk in hand.chunks:
                 await call.write(encode_object(chunk.object))
             await call.done_writing()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 
 import pytest
-from hand_support import hand_source, nothing_installed, source_still_serves
+from hand_support import hand_source, nothing_installed, short_lease, source_still_serves
 from node_support import SECONDS, run
 
 from node.migration import target as target_module
@@ -42,11 +41,11 @@ def test_an_idle_stream_is_kept_for_longer_than_a_transfer_without_one(world, mo
 
     async def work():
         async with hand_source(world) as hand:
-            transfers = hand.target.transfers
-            transfers._target = dataclasses.replace(transfers._target, lease_s=0.2)
             await hand.prepare()
             call = await begin(hand, 2)
-            await asyncio.sleep(0.6)
+            async with short_lease(hand, 0.2, streaming=True):
+                # Leases are looked at once in a second.
+                await asyncio.sleep(1.5)
             await end(hand, call, 2)
 
     run(work())
@@ -58,10 +57,9 @@ def test_an_idle_stream_that_outlasts_its_lease_leaves_nothing(world, monkeypatc
     async def work():
         async with hand_source(world) as hand:
             transfers = hand.target.transfers
-            transfers._target = dataclasses.replace(transfers._target, lease_s=0.2)
             await hand.prepare()
             call = await begin(hand, 2)
-            async with asyncio.timeout(10):
+            async with short_lease(hand, 0.2, streaming=True), asyncio.timeout(SECONDS):
                 while transfers.under_way():
                     await asyncio.sleep(0.05)
             assert await nothing_installed(hand)
