@@ -35,6 +35,8 @@ from tests.s3_server import new_store, new_url, store_at
 NO_LIMIT = GcPolicy(Budget(1 << 40, 0))
 #: The service's clock has whole seconds.
 TIMES = LeaseTimes(lease_s=0.5, takeover_s=2.5)
+#: Where nobody is to take over, however busy the machine is.
+LONG = LeaseTimes(lease_s=0.5, takeover_s=60.0)
 
 
 class Clock:
@@ -66,6 +68,14 @@ def two(s3_server, url):
         ]  # fmt: skip
 
 
+@pytest.fixture
+def two_that_wait(s3_server, url):
+    """As ``two``; neither takes over from the other while a test lasts."""
+    with contextlib.ExitStack() as stack:
+        made = [store_at(s3_server.endpoint, url, times=LONG) for _ in range(2)]
+        yield [stack.enter_context(contextlib.closing(one)) for one in made]
+
+
 def lease(store, clock=None, times=TIMES) -> CollectorLease:
     return CollectorLease(store._client, clock or Clock(), times)
 
@@ -74,8 +84,8 @@ def numbers(store) -> list[str]:
     return [item.key for item in store._client.listing("collector", "", 100)]
 
 
-def test_two_nodes_do_not_collect_at_once_and_a_right_given_back_is_free(two) -> None:
-    one, other = two
+def test_two_nodes_do_not_collect_at_once_and_a_right_given_back_is_free(two_that_wait) -> None:
+    one, other = two_that_wait
     with one.collector(), pytest.raises(StoreBusyError, match="free in"), other.collector():
         raise RuntimeError("two collectors")
     with other.collector():
@@ -90,7 +100,7 @@ def test_of_many_that_ask_at_once_one_gets_it(two) -> None:
 
     def ask(number: int) -> bool:
         try:
-            lease(two[number % 2]).acquire()
+            lease(two[number % 2], times=LONG).acquire()
         except StoreBusyError:
             return False
         return True
@@ -145,7 +155,7 @@ def test_a_clock_that_the_services_contradicts_takes_nothing_over(two) -> None:
     clock = Clock()
     clock.now_s = 1e9
     with pytest.raises(StoreBusyError, match="free in"):
-        lease(two[1], clock).acquire()
+        lease(two[1], clock, LONG).acquire()
 
 
 def collect(store, now=NOW, policy=NO_LIMIT):

@@ -82,13 +82,14 @@ def test_a_child_that_crashes_ends_the_run(operation: str) -> None:
 
 
 def test_a_child_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "_PATIENCE_S", 0.5)
+    # What it answers before it hangs is to be in time on a busy machine, too.
+    monkeypatch.setattr(cost, "_PATIENCE_S", 4.0)
     monkeypatch.setattr(cost, "_PATIENCE", 0.0)
     monkeypatch.setattr("node.prove.process._STOP_S", 0.5)
     start = time.monotonic()
     with pytest.raises(ProveChildError, match="write rollback: no answer in"):
         prove("hang", "write rollback")
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 50
 
 
 def test_a_small_budget_leaves_out_by_name_and_keeps_every_group() -> None:
