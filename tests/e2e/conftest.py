@@ -11,16 +11,14 @@ prepare_process()
 
 import e2e_support  # noqa: E402
 
+from tests.small_model import make_small_model  # noqa: E402
+
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory):
-    """A tiny model folder, made by the command."""
+    """A tiny model folder, as the command makes it but narrower."""
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    made = e2e_support.command(
-        "node", "model", "tiny", "--arch", "muse_glimmer", "--out", str(folder), "--seed", "2"
-    )
-    assert made.returncode == 0, made.stderr
-    return folder
+    return make_small_model(folder, "muse_glimmer", seed=2, window=64, layers=8)
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,7 @@ QUESTION = "<|user|>What is my name?<|end|><|assistant|>"
 QUESTION_AGAIN = "<|user|>Please tell me, what is my name?<|end|><|assistant|>"
 OTHER_TURN = "<|user|>Where do I live?<|end|><|assistant|>"
 
-#: Tokens between the telling and the question, in turns of so many.
-BETWEEN_TOKENS = 4096
+#: Tokens of each turn between the telling and the question.
 TURN_TOKENS = 512
 
 #: The card's end tokens, and more tokens than the answer has.
@@ -29,12 +28,12 @@ ANSWER_TOKENS = 24
 MODEL = ROOT / "examples" / "models" / "muse-novels-6m"
 
 
-def told_long_ago(encode) -> list[int]:
-    """Tokens of a telling and of 4,096 tokens of story after it, as turns of both sides."""
+def told_long_ago(encode, between_tokens: int) -> list[int]:
+    """Tokens of a telling and of so many tokens of story after it, as turns of both sides."""
     story = encode((ROOT / "examples" / "prompt.txt").read_text("utf-8"))
-    filler = (story * (1 + BETWEEN_TOKENS // len(story)))[:BETWEEN_TOKENS]
+    filler = (story * (1 + between_tokens // len(story)))[:between_tokens]
     ids = encode(TELLING)
-    for number, place in enumerate(range(0, BETWEEN_TOKENS, TURN_TOKENS)):
+    for number, place in enumerate(range(0, between_tokens, TURN_TOKENS)):
         role = ("user", "assistant")[number % 2]
         ids += encode(f"<|{role}|>") + filler[place : place + TURN_TOKENS] + encode("<|end|>")
     return ids

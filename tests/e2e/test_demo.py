@@ -26,19 +26,20 @@ BAD_INPUT_S = 10.0
 
 def test_the_demo_holds_every_promise_and_says_so_in_json(tmp_path):
     out = tmp_path / "out"
-    ran = command("node", "demo", "--tiny", "--json", "--out", str(out), seconds=120)
+    options = ("--tiny", "--json", "--tokens", "1100", "--out", str(out))
+    ran = command("node", "demo", *options, seconds=120)
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""
     said = json.loads(ran.stdout)
     assert said["ok"] is True and said["failed"] == []
-    assert said["prompt_tokens"] == 2048 and said["window_tokens"] == 64
+    assert said["prompt_tokens"] == 1100 and said["window_tokens"] == 64
     assert said["source_pid"] != said["target_pid"]
     assert said["ring_wraps"] >= 5
-    # By hand: 2 full layers of 2,047 rows and 6 windows of 64, 2 heads x (32 + 32) x 2 bytes.
+    # By hand: 2 full layers of 1,099 rows and 6 windows of 64, 2 heads x (32 + 32) x 2 bytes.
     row = 2 * (32 + 32) * 2
-    assert said["bytes"]["nope"] == 2 * 2047 * row
+    assert said["bytes"]["nope"] == 2 * 1099 * row
     assert said["bytes"]["swa"] == 6 * 64 * row
-    assert said["bytes"]["token_ids"] == 4 * 2047
+    assert said["bytes"]["token_ids"] == 4 * 1099
     assert said["bytes"]["wire_total"] <= 1.05 * said["bytes"]["payload"]
     assert said["replay"]["bitwise_equal_steps"] == said["replay"]["steps"] >= 64
     assert 0.5 < said["hidden_fraction"] < 1
@@ -51,15 +52,15 @@ def test_the_demo_holds_every_promise_and_says_so_in_json(tmp_path):
 
 
 def test_the_demo_of_the_trained_model_shows_the_text_on_both_sides_of_the_move(tmp_path):
-    options = ("--json", "--tokens", "600", "--out", str(tmp_path / "out"))
+    options = ("--json", "--tokens", "400", "--out", str(tmp_path / "out"))
     ran = command("node", "demo", *options, seconds=bound(60))
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
     assert said["ok"] is True and said["failed"] == []
     assert said["model"] == "muse-novels-6m" and said["window_tokens"] == 256
-    # By hand: 3 full layers of 599 rows and 9 windows of 256, 2 heads x (64 + 64) x 2 bytes.
+    # By hand: 3 full layers of 399 rows and 9 windows of 256, 2 heads x (64 + 64) x 2 bytes.
     row = 2 * (64 + 64) * 2
-    assert said["bytes"]["nope"] == 3 * 599 * row
+    assert said["bytes"]["nope"] == 3 * 399 * row
     assert said["bytes"]["swa"] == 9 * 256 * row
     assert said["replay"] == {"steps": 65, "bitwise_equal_steps": 65}
     before, after = said["text_before"], said["text_after"]

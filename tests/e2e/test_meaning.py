@@ -1,7 +1,7 @@
-"""A name told 4,096 tokens ago is still known: before a move, after it, restored, and edited.
+"""A name told long ago is still known: before a move, after it, restored, and edited.
 
 The other tests compare bits of a random model, where nothing is remembered that could be lost.
-Here the name lies sixteen windows back: only the full layers' rows can tell it.
+Here the name lies four windows back, or sixteen: only the full layers' rows can tell it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ SECONDS = 280.0
 class Told:
     """What one session left: a pack from before the question, and the answers of both nodes."""
 
+    between_tokens: int
     pack: Path
     key: EpochKey
     before_move: str
@@ -55,10 +56,11 @@ async def _ask(client, session, text) -> str:
     return await client.detokenize(until_end(chosen))
 
 
-async def _tell_and_move(stage) -> Told:
+async def _tell_and_move(stage, between_tokens: int) -> Told:
     async with node(stage, SOURCE) as (_, giving), node(stage, TARGET) as (target, taking):
         template = engine.load_model(MODEL)
-        session = await giving.append(await giving.open("s"), told_long_ago(template.encode))
+        history = told_long_ago(template.encode, between_tokens)
+        session = await giving.append(await giving.open("s"), history)
         saved = await giving.save(session)
         before = await _ask(giving, session, QUESTION)
         async for _ in giving.migrate(order(await giving.get("s"), target, [])):
@@ -66,11 +68,11 @@ async def _tell_and_move(stage) -> Told:
         after = await _ask(taking, await taking.get("s"), QUESTION_AGAIN)
         kept = stage.out / "told.kvpack"
         kept.write_bytes(Path(saved.path).read_bytes())
-        return Told(kept, load_key_file(stage.key), before, after)
+        return Told(between_tokens, kept, load_key_file(stage.key), before, after)
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory):
+@pytest.fixture(scope="module", params=[1024, pytest.param(4096, marks=pytest.mark.slow)])
+def told(request, tmp_path_factory):
     """One session on two real nodes: prefilled once, saved, asked, moved, asked again."""
     out = tmp_path_factory.mktemp("told")
     work = out / "work"
@@ -81,7 +83,7 @@ def told(tmp_path_factory):
 
     async def bounded():
         async with asyncio.timeout(SECONDS):
-            return await _tell_and_move(stage)
+            return await _tell_and_move(stage, request.param)
 
     return asyncio.run(bounded())
 
@@ -99,14 +101,14 @@ def test_a_name_told_long_ago_is_known_before_a_move_and_after_it(told):
 
 def test_it_is_known_after_a_restore_from_a_pack_in_another_process(told, model):
     known, restored = read_pack(model, told.pack, told.key)
-    pending = told_long_ago(model.encode)[len(known) :]
-    assert restored.position == len(known) > 4096 and len(pending) == 1
+    pending = told_long_ago(model.encode, told.between_tokens)[len(known) :]
+    assert restored.position == len(known) > told.between_tokens and len(pending) == 1
     chosen, _ = answer(restored, pending + model.encode(QUESTION))
     assert model.decode(chosen) == ANSWER
 
 
 def test_it_is_known_after_an_edit_of_the_last_turn(told, model):
-    history = told_long_ago(model.encode)
+    history = told_long_ago(model.encode, told.between_tokens)
     first, edited = (history + model.encode(turn) for turn in (OTHER_TURN, QUESTION))
     known, live = read_pack(model, told.pack, told.key)
     wrong, _ = answer(live, first[len(known) :])
@@ -131,10 +133,10 @@ def test_it_is_not_known_without_the_full_layers_rows(told, model):
     snapshot = restored.snapshot(known)
     installer = model.installer(snapshot.position)
     for tile in snapshot.tiles:
-        full = tile.spec.kind is LayerKind.FULL and tile.spec.first_position < 1024
+        full = tile.spec.kind is LayerKind.FULL and tile.spec.first_position < 256
         data = bytes(len(tile.data)) if full else tile.data
         installer.scatter(dataclasses.replace(tile, data=data))
-    pending = told_long_ago(model.encode)[len(known) :]
+    pending = told_long_ago(model.encode, told.between_tokens)[len(known) :]
     blank = installer.finish(restored.schedule)
     chosen, _ = answer(blank, pending + model.encode(QUESTION))
     assert model.decode(chosen) != ANSWER
