@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from kvpack import codes, limits
 from kvpack.chunk.reference import HEADER_FIXED_BYTES, ID_BYTES, ChunkReference, check_ids
@@ -41,6 +41,7 @@ from kvpack.errors import FormatError, VersionError
 MAGIC: Final = b"KVPC"
 VERSION: Final = 1
 _FIXED: Final = struct.Struct("<4sBBBBIIIIIBBH32s32s32s32s")
+_LAYERS: Final = tuple(f"<{count}H" for count in range(limits.LAYERS_MAX + 1))
 if _FIXED.size != HEADER_FIXED_BYTES:
     raise RuntimeError("the fixed part of a chunk header has another length than it declares")
 
@@ -66,7 +67,8 @@ class ChunkHeader:
     encoded_digest: bytes = b""
 
     def __post_init__(self) -> None:
-        check_ids(identity_digest=self.identity_digest, layout_digest=self.layout_digest)
+        if len(self.identity_digest) != ID_BYTES or len(self.layout_digest) != ID_BYTES:
+            check_ids(identity_digest=self.identity_digest, layout_digest=self.layout_digest)
         if self.reference.codec is Codec.RAW:
             if self.encoded_digest:
                 raise FormatError("chunk.encoded_digest", "none for raw", "a digest")
@@ -100,7 +102,7 @@ class ChunkHeader:
 
 def encode_layers(layers: tuple[int, ...]) -> bytes:
     """Layer indices, two bytes each."""
-    return struct.pack(f"<{len(layers)}H", *layers)
+    return struct.pack(_LAYERS[len(layers)], *layers)
 
 
 def header_bytes(fixed: bytes | memoryview) -> int:
@@ -111,16 +113,24 @@ def header_bytes(fixed: bytes | memoryview) -> int:
         VersionError: It is one of another version.
         LimitError: Its layer list is longer than a layout may be.
     """
-    if len(fixed) < HEADER_FIXED_BYTES:
-        raise FormatError("chunk.header", f"{HEADER_FIXED_BYTES} bytes", f"{len(fixed)} bytes")
-    if fixed[:4] != MAGIC:
-        raise FormatError("chunk.magic", MAGIC.hex(), bytes(fixed[:4]).hex())
-    if fixed[4] != VERSION:
-        raise VersionError("chunk.version", VERSION, fixed[4])
-    codec = codes.CODECS.member(fixed[6], "chunk.codec")
-    layer_count = int.from_bytes(fixed[30:32], "little")
-    limits.check_range("chunk.layers", layer_count, 0, limits.LAYERS_MAX)
-    return HEADER_FIXED_BYTES + 2 * layer_count + (0 if codec is Codec.RAW else ID_BYTES)
+    return _length(_fixed(fixed))
+
+
+def _fixed(data: bytes | memoryview) -> tuple[Any, ...]:
+    if len(data) < HEADER_FIXED_BYTES:
+        raise FormatError("chunk.header", f"{HEADER_FIXED_BYTES} bytes", f"{len(data)} bytes")
+    return _FIXED.unpack_from(data)
+
+
+def _length(fields: tuple[Any, ...]) -> int:
+    if fields[0] != MAGIC:
+        raise FormatError("chunk.magic", MAGIC.hex(), fields[0].hex())
+    if fields[1] != VERSION:
+        raise VersionError("chunk.version", VERSION, fields[1])
+    codec = codes.CODECS.member(fields[3], "chunk.codec")
+    limits.check_range("chunk.layers", fields[12], 0, limits.LAYERS_MAX)
+    layers_end: int = HEADER_FIXED_BYTES + 2 * fields[12]
+    return layers_end if codec is Codec.RAW else layers_end + ID_BYTES
 
 
 def parse_header(data: bytes | memoryview) -> ChunkHeader:
@@ -133,26 +143,20 @@ def parse_header(data: bytes | memoryview) -> ChunkHeader:
         VersionError: A chunk of another version.
         LimitError: A field is outside its cap.
     """
-    length = header_bytes(data)
+    fields = _fixed(data)
+    length = _length(fields)
     if len(data) < length:
         raise FormatError("chunk.header", f"{length} bytes", f"{len(data)} bytes")
-    fields = _FIXED.unpack_from(data)
     layers_end = HEADER_FIXED_BYTES + 2 * fields[12]
-    layers = struct.unpack_from(f"<{fields[12]}H", data, HEADER_FIXED_BYTES)
+    # In the order of the fields.
     reference = ChunkReference(
-        chunk_class=codes.CHUNK_CLASSES.member(fields[2], "chunk.class"),
-        layers=layers,
-        first_position=fields[6],
-        token_count=fields[7],
-        content_id=fields[15],
-        seal_id=fields[16],
-        codec=codes.CODECS.member(fields[3], "chunk.codec"),
-        aead=codes.AEADS.member(fields[4], "chunk.aead"),
-        epoch=fields[5],
-        plain_bytes=fields[8],
-        encoded_bytes=fields[9],
-        part=fields[11],
-    )
+        codes.CHUNK_CLASSES.member(fields[2], "chunk.class"),
+        struct.unpack_from(_LAYERS[fields[12]], data, HEADER_FIXED_BYTES),
+        fields[6], fields[7], fields[15], fields[16],
+        codes.CODECS.member(fields[3], "chunk.codec"),
+        codes.AEADS.member(fields[4], "chunk.aead"),
+        fields[5], fields[8], fields[9], fields[11],
+    )  # fmt: skip
     role_order = codes.ROLE_ORDERS.member(fields[10], "chunk.role_order")
     if role_order is not reference.role_order:
         raise FormatError("chunk.role_order", reference.role_order.value, role_order.value)

@@ -28,9 +28,11 @@ OBJECT_BYTES_MAX: Final = HEADER_BYTES_MAX + limits.CHUNK_PLAINTEXT_BYTES_MAX + 
 
 PLAIN_BYTES_MAX: Final = limits.CHUNK_PLAINTEXT_BYTES_MAX
 
-_ROW_KINDS: Final = {ChunkClass.FULL: LayerKind.FULL, ChunkClass.SWA: LayerKind.SWA}
+# By identity, and not in a dictionary: hashing a member runs Python code, some ten times a chunk.
+_FULL: Final = ChunkClass.FULL
+_SWA: Final = ChunkClass.SWA
+_RAW: Final = Codec.RAW
 _PAYLOADS: Final = (ChunkClass.DRAFT, ChunkClass.SAMPLER, ChunkClass.SESSION)
-_ROW_CLASSES: Final = {kind: chunk_class for chunk_class, kind in _ROW_KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,14 @@ class ChunkReference:
     count_used: int = 0
 
     def __post_init__(self) -> None:
-        check_ids(content_id=self.content_id, seal_id=self.seal_id)
+        if len(self.content_id) != ID_BYTES or len(self.seal_id) != ID_BYTES:
+            check_ids(content_id=self.content_id, seal_id=self.seal_id)
         limits.check_range("chunk.epoch", self.epoch, 1, limits.EPOCH_MAX)
         limits.check_range("chunk.plain_bytes", self.plain_bytes, 1, PLAIN_BYTES_MAX, "bytes")
-        if self.codec is Codec.RAW and self.encoded_bytes != self.plain_bytes:
-            raise FormatError("chunk.encoded_bytes", self.plain_bytes, self.encoded_bytes)
-        if self.codec is not Codec.RAW:
+        if self.codec is _RAW:
+            if self.encoded_bytes != self.plain_bytes:
+                raise FormatError("chunk.encoded_bytes", self.plain_bytes, self.encoded_bytes)
+        else:
             # What does not shrink is stored raw, so a decoder never expands into nothing gained.
             high = self.plain_bytes - 1
             limits.check_range("chunk.encoded_bytes", self.encoded_bytes, 1, high, "bytes")
@@ -98,7 +102,7 @@ class ChunkReference:
         if self.layers:
             limits.check_range("chunk.layers.max", max(self.layers), 0, limits.LAYER_INDEX_MAX)
         limits.check_range("chunk.first_position", self.first_position, 0, limits.POSITION_MAX)
-        if self.chunk_class in _ROW_KINDS:
+        if self.has_rows:
             self.tile_spec()
         elif self.chunk_class is ChunkClass.DRAFT:
             self._check_draft()
@@ -151,7 +155,7 @@ class ChunkReference:
     @property
     def has_rows(self) -> bool:
         """Whether the plaintext is K/V rows of the target model."""
-        return self.chunk_class in _ROW_KINDS
+        return self.chunk_class is _FULL or self.chunk_class is _SWA
 
     @property
     def has_draft_rows(self) -> bool:
@@ -166,7 +170,7 @@ class ChunkReference:
     @property
     def header_bytes(self) -> int:
         """Length of the chunk header in bytes."""
-        digest_bytes = 0 if self.codec is Codec.RAW else ID_BYTES
+        digest_bytes = 0 if self.codec is _RAW else ID_BYTES
         return HEADER_FIXED_BYTES + 2 * len(self.layers) + digest_bytes
 
     @property
@@ -212,10 +216,11 @@ class ChunkReference:
         Raises:
             FormatError: The class holds no rows of the target.
         """
-        kind = _ROW_KINDS.get(self.chunk_class)
-        if kind is None:
-            raise FormatError("chunk.class", "full or swa", self.chunk_class.value)
-        return _spec(kind, self.layers, self.first_position, self.token_count)
+        if self.chunk_class is _FULL:
+            return _full_spec(self.layers, self.first_position, self.token_count)
+        if self.chunk_class is _SWA:
+            return _swa_spec(self.layers, self.first_position, self.token_count)
+        raise FormatError("chunk.class", "full or swa", self.chunk_class.value)
 
     def rows_of(self, layout: CacheLayout) -> TileSpec:
         """Which rows it holds of the model with ``layout``: the target's, or the draft's for DRAFT.
@@ -224,13 +229,13 @@ class ChunkReference:
             FormatError: The class holds no rows.
             LayoutMismatchError: Its first layer is not in ``layout``.
         """
-        if not self.has_draft_rows:
+        if self.chunk_class is not ChunkClass.DRAFT or not self.layers:
             return self.tile_spec()
         first = self.layers[0]
         if first >= len(layout.layers):
             raise LayoutMismatchError("tile.layers", f"< {len(layout.layers)}", first)
-        kind = layout.layers[first].kind
-        return _spec(kind, self.layers, self.first_position, self.token_count)
+        of_kind = _full_spec if layout.layers[first].kind is LayerKind.FULL else _swa_spec
+        return of_kind(self.layers, self.first_position, self.token_count)
 
 
 #: Reference, gate and reader ask for one and the same: of a large pack a thousand times each.
@@ -238,10 +243,13 @@ _SPECS_KEPT: Final = 4096
 
 
 @functools.lru_cache(maxsize=_SPECS_KEPT)
-def _spec(
-    kind: LayerKind, layers: tuple[int, ...], first_position: int, token_count: int
-) -> TileSpec:
-    return TileSpec(kind, layers, first_position, token_count)
+def _full_spec(layers: tuple[int, ...], first_position: int, token_count: int) -> TileSpec:
+    return TileSpec(LayerKind.FULL, layers, first_position, token_count)
+
+
+@functools.lru_cache(maxsize=_SPECS_KEPT)
+def _swa_spec(layers: tuple[int, ...], first_position: int, token_count: int) -> TileSpec:
+    return TileSpec(LayerKind.SWA, layers, first_position, token_count)
 
 
 def check_ids(**ids: bytes) -> None:
@@ -257,4 +265,4 @@ def check_ids(**ids: bytes) -> None:
 
 def chunk_class_of(kind: LayerKind) -> ChunkClass:
     """The class of a chunk that holds rows of layers of ``kind``."""
-    return _ROW_CLASSES[kind]
+    return _FULL if kind is LayerKind.FULL else _SWA

@@ -37,6 +37,9 @@ NONCE: Final = bytes(12)
 
 _UNSEALED_ID: Final = bytes(ID_BYTES)
 
+#: Of the seal id: codec, AEAD, epoch, three lengths, and the length of the digest behind them.
+_SEALING: Final = struct.Struct("<BBIIIIH")
+
 
 @functools.cache
 def best_aead() -> Aead:
@@ -294,14 +297,16 @@ def compute_seal_id(
     key: EpochKey, reference: ChunkReference, content_id: bytes, digest: bytes
 ) -> bytes:
     """32 bytes over how the chunk is sealed. The ids in ``reference`` are not looked at."""
-    lengths = (reference.plain_bytes, reference.encoded_bytes, reference.header_bytes)
-    parts = (
-        content_id,
-        bytes((codes.CODECS.code(reference.codec), codes.AEADS.code(reference.aead))),
-        *(number.to_bytes(4, "little") for number in (reference.epoch, *lengths)),
-        len(digest).to_bytes(2, "little") + digest,
+    fields = _SEALING.pack(
+        codes.CODECS.code(reference.codec),
+        codes.AEADS.code(reference.aead),
+        reference.epoch,
+        reference.plain_bytes,
+        reference.encoded_bytes,
+        reference.header_bytes,
+        len(digest),
     )
-    return blake3(b"".join(parts), key=key.subkey("seal-id")).digest()
+    return blake3(content_id + fields + digest, key=key.subkey("seal-id")).digest()
 
 
 def encoded_digest(key: EpochKey, encoded: bytes | memoryview) -> bytes:

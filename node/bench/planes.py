@@ -19,14 +19,14 @@ from node.bench.rows import Rows, RowSource
 class HostPlane:
     """One layer's keys and values, ``[capacity, row_bytes]`` each."""
 
-    __slots__ = ("_bytes", "capacity", "layer", "roles")
+    __slots__ = ("capacity", "layer", "roles", "runs")
 
     def __init__(self, layer: int, capacity: int, roles: tuple[Rows, ...]) -> None:
         self.layer = layer
         self.capacity = capacity
         self.roles = roles
         # Whole rows are whole runs of bytes: a slice of a view costs a fifth of numpy's.
-        self._bytes = tuple((rows.shape[1], rows.reshape(-1).data) for rows in roles)
+        self.runs = [(rows.shape[1], rows.reshape(-1).data) for rows in roles]
 
     @property
     def memory_bytes(self) -> int:
@@ -43,20 +43,6 @@ class HostPlane:
             offset += run
         return found
 
-    def write(self, first_position: int, count: int, data: memoryview, at: int) -> int:
-        """Write rows of these positions, which lie in ``data`` from ``at`` on, keys first.
-
-        Returns:
-            Where they end in ``data``.
-        """
-        spans = self.spans(first_position, count)
-        for size, plane in self._bytes:
-            for _, row, run in spans:
-                end = at + run * size
-                plane[row * size : (row + run) * size] = data[at:end]
-                at = end
-        return at
-
     def make(self, source: RowSource, first_position: int, count: int) -> None:
         """Write the rows that ``source`` has for these positions."""
         for offset, row, run in self.spans(first_position, count):
@@ -70,6 +56,10 @@ class HostPlane:
             for offset, row, run in self.spans(first_position, count)
             for role, rows in enumerate(self.roles)
         )
+
+
+#: A plane, and the runs of bytes of all layers that have its capacity: size of a row, and memory.
+_Place = tuple[HostPlane, list[tuple[int, memoryview]]]
 
 
 class HostPlanes:
@@ -86,6 +76,7 @@ class HostPlanes:
         """
         self.layout = layout
         self.capacity_tokens = capacity_tokens
+        self._groups: dict[tuple[int, ...], list[_Place]] = {}
         shapes = [
             (layer.held_rows(capacity_tokens) + 1, size)
             for i, layer in enumerate(layout.layers)
@@ -135,8 +126,36 @@ class HostPlanes:
     def write(self, tile: Tile) -> None:
         """Put the rows of ``tile`` where they belong; the caller has checked the tile."""
         spec, data, at = tile.spec, memoryview(tile.data), 0
-        for layer in spec.layers:
-            at = self.planes[layer].write(spec.first_position, spec.token_count, data, at)
+        count = spec.token_count
+        for plane, runs in self._places(spec.layers):
+            row = spec.first_position % plane.capacity
+            if row + count <= plane.capacity:
+                for size, rows in runs:
+                    end = at + count * size
+                    rows[row * size : (row + count) * size] = data[at:end]
+                    at = end
+                continue
+            for size, rows in runs:
+                for _, row, run in plane.spans(spec.first_position, count):
+                    end = at + run * size
+                    rows[row * size : (row + run) * size] = data[at:end]
+                    at = end
+
+    def _places(self, layers: tuple[int, ...]) -> list[_Place]:
+        """Where rows of these layers lie: keys, then values. Of layers of one capacity, one place.
+
+        Found once for each group of layers, and not for each tile: with the caches just filled by a
+        chunk, each step of Python costs several times what it costs by itself.
+        """
+        found = self._groups.get(layers)
+        if found is None:
+            found = self._groups[layers] = []
+            for plane in (self.planes[layer] for layer in layers):
+                if found and found[-1][0].capacity == plane.capacity:
+                    found[-1][1].extend(plane.runs)
+                else:
+                    found.append((plane, list(plane.runs)))
+        return found
 
     def count_equal(self, source: RowSource, position: int) -> tuple[int, int]:
         """``(rows compared, rows equal)``, keys and values apart, of planes at ``position``.
@@ -221,9 +240,21 @@ class Arrivals:
             LayoutMismatchError: They are not part of the cut, or here already.
         """
         spec.data_bytes(self._layout)
-        arrived = b"\1" * spec.token_count
-        for rows, start in [self._run(layer, spec) for layer in spec.layers]:
-            rows[start : start + spec.token_count] = arrived
+        first, count, position = spec.first_position, spec.token_count, self.position
+        starts = []
+        for layer in spec.layers:
+            rows = self._arrived[layer]
+            start = -1 if rows is None else first - position + len(rows)
+            if (
+                rows is None
+                or not 0 <= start <= len(rows) - count
+                or 1 in rows[start : start + count]
+            ):
+                raise self._refused(layer, spec)
+            starts.append((rows, start))
+        arrived = b"\1" * count
+        for rows, start in starts:
+            rows[start : start + count] = arrived
 
     def missing(self) -> list[tuple[int, int, int]]:
         """``(layer, rows held, rows arrived)`` of every layer that is not whole."""
@@ -233,19 +264,16 @@ class Arrivals:
             if rows is not None and 0 in rows
         ]
 
-    def _run(self, layer: int, spec: TileSpec) -> tuple[bytearray, int]:
-        """Where the rows of ``spec`` are noted, and from which on; none of them is there yet."""
+    def _refused(self, layer: int, spec: TileSpec) -> LayoutMismatchError:
+        """Why rows of ``spec`` may not arrive in ``layer``."""
         rows = self._arrived[layer]
         if rows is None:
-            raise self._mismatch(layer, spec, "rows", "none before the cut is fixed")
+            return self._mismatch(layer, spec, "rows", "none before the cut is fixed")
         first = self.position - len(rows)
         if spec.first_position < first or spec.end_position > self.position:
             expected = f"rows in [{first}, {self.position})"
-            raise self._mismatch(layer, spec, "first_position", expected)
-        start = spec.first_position - first
-        if rows.find(1, start, start + spec.token_count) >= 0:
-            raise self._mismatch(layer, spec, "rows", "each row once", " again")
-        return rows, start
+            return self._mismatch(layer, spec, "first_position", expected)
+        return self._mismatch(layer, spec, "rows", "each row once", " again")
 
     def _mismatch(
         self, layer: int, spec: TileSpec, field: str, expected: str, more: str = ""

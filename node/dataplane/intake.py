@@ -178,6 +178,6 @@ def read_piece(message: memoryview) -> Piece:
     """
     small = len(message) <= SMALL_BYTES_MAX
     piece = decode_piece(bytes(message) if small else message)
-    if isinstance(piece, pb.TransferRef):
+    if not isinstance(piece, memoryview) and isinstance(piece, pb.TransferRef):
         raise InventoryError("the ticket names the transfer")
     return piece

@@ -41,14 +41,12 @@ from node.state import SessionState, decode_sampler, decode_state
 if TYPE_CHECKING:
     from engine import DecodingState, Generation, Installer
 
-_ACCEPTED: Final = frozenset(
-    {
-        ChunkClass.FULL,
-        ChunkClass.SWA,
-        ChunkClass.TOKEN_IDS,
-        ChunkClass.SESSION,
-        ChunkClass.SAMPLER,
-    }
+_ACCEPTED: Final = (
+    ChunkClass.FULL,
+    ChunkClass.SWA,
+    ChunkClass.TOKEN_IDS,
+    ChunkClass.SESSION,
+    ChunkClass.SAMPLER,
 )
 
 
@@ -221,7 +219,7 @@ class Receiver:
 
     def _note(self, reference: ChunkReference, opened: OpenedChunk | Tile) -> None:
         """Keep what the opened chunk says, but for rows, which are where they belong."""
-        if isinstance(opened, Tile) or reference.has_rows:
+        if reference.has_rows or isinstance(opened, Tile):
             pass
         elif reference.chunk_class is ChunkClass.TOKEN_IDS:
             self._token_ids[reference.first_position] = parse_token_ids(opened)
