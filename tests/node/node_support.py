@@ -30,7 +30,7 @@ LAYERS = 4
 SECONDS = 20.0
 
 
-def run(work, seconds: float = 60.0):
+def run(work, seconds: float = 120.0):
     """Run a coroutine with a bound on its time."""
 
     async def bounded():

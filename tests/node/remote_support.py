@@ -50,7 +50,7 @@ async def producing(world: World, producer_model=None, **options):
 
 async def nothing_left(world: World, *nodes) -> None:
     """No session, no transfer, no entry in the directory and no file of a remote prefill."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while left := await left_over(*nodes):
             await asyncio.sleep(0.02)
     assert not left

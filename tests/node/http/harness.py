@@ -199,7 +199,7 @@ def within(work, seconds: float = 60.0):
     return asyncio.run(bounded())
 
 
-def until(found, seconds: float = 10.0, step: float = 0.02):
+def until(found, seconds: float = 40.0, step: float = 0.02):
     """The first true thing that ``found()`` gives in that time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

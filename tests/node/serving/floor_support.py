@@ -179,7 +179,7 @@ class Watched(NoReuse):
         return self.trails[-1]
 
 
-async def until(condition, seconds=10.0):
+async def until(condition, seconds=40.0):
     """Wait until something is so."""
     async with asyncio.timeout(seconds):
         while not condition():

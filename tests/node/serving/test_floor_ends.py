@@ -34,7 +34,7 @@ def free(floor) -> bool:
 
 def test_an_answer_that_nobody_reads_pauses_and_then_gives_its_slot_back(model_dir):
     async def work():
-        async with floor_of(model_dir, slots=1, stall_s=0.3) as (floor, engine):
+        async with floor_of(model_dir, slots=1, stall_s=2.0) as (floor, engine):
             calls = Calls(engine)
             stalled = floor.submit(order(prompt(20), 500))
             waiting = floor.submit(order(prompt(20, 2), 2))
