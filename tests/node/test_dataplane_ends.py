@@ -73,7 +73,7 @@ async def ends_promptly(target, ended):
 
 
 async def streams_are(target, count):
-    """So many are open, a moment after one has ended: who sees its end is not the one who counts."""
+    """So many are open, a moment after one has ended: who sees its end is not who counts them."""
     async with asyncio.timeout(PROMPT_S):
         while intake_of(target).streams != count:
             await asyncio.sleep(0.005)
