@@ -26,7 +26,7 @@ from node.directory_etcd import EtcdDirectory
 from node.etcd_address import EtcdAddress
 from node.trust import LiveCredentials
 
-START_S = 20.0
+START_S = 60.0
 
 #: What an etcd's lease is at the least here: whole seconds, and longer than an election.
 TTL_S = 1.0
