@@ -7,7 +7,9 @@ restore builds a new one and the owner swaps the reference.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import mlx.core as mx
@@ -128,6 +130,42 @@ class Generation:
         """
         self._call(token_ids, keep_logits=False)
 
+    def prefill_giving(
+        self,
+        token_ids: Sequence[int],
+        specs: Sequence[TileSpec],
+        give: Callable[[TileSpec, Callable[[], Tile]], None],
+    ) -> None:
+        """As :meth:`prefill`, and tell of rows that are final before the call is over.
+
+        Args:
+            token_ids: Of one forward call.
+            specs: Tiles whose rows exist after the call. What its last layer holds is left out,
+                and all of them where rows are copied by a GPU's runtime, which would be in the
+                call's way.
+            give: Called in the order in which layers are done, with a tile's spec and what copies
+                its rows, which works until ``give`` returns.
+
+        Raises:
+            LimitError: As for :meth:`prefill`, also ContextLimitError and TornGenerationError.
+            LayoutMismatchError: A spec names a layer that does not exist or is of another kind.
+        """
+        last = len(self._caches) - 1
+        early = [spec for spec in specs if max(spec.layers) < last]
+        if copier() is not None or not early:
+            self.prefill(token_ids)
+            return
+        for spec in early:
+            spec.data_bytes(self.layout)
+
+        def evaluate(_: list[mx.array]) -> None:
+            for done in self._evaluated(sorted({max(spec.layers) for spec in early})):
+                for spec in early:
+                    if max(spec.layers) == done:
+                        give(spec, functools.partial(self._copied, spec))
+
+        self._call(token_ids, keep_logits=False, evaluate=evaluate)
+
     def block(self, token_ids: Sequence[int]) -> tuple[Logits, ...]:
         """Append 1 to 16 tokens by one forward call and return the logits after each of them.
 
@@ -180,6 +218,9 @@ class Generation:
         copies = copier()
         if copies is not None and copies.fits(self.layout, spec):
             return self.read_tiles([spec])[0]
+        return self._copied(spec)
+
+    def _copied(self, spec: TileSpec) -> Tile:
         data = np.empty(spec.data_bytes(self.layout), np.uint8)
         words, offset = data.view(host_dtype(self.layout.encoding)), 0
         for layer in spec.layers:
@@ -228,7 +269,31 @@ class Generation:
             self.layout, Producer.ENGINE, self.position, tuple(token_ids), tiles
         )
 
-    def _call(self, token_ids: Sequence[int], *, keep_logits: bool) -> tuple[Logits, ...]:
+    def _evaluated(self, layers: Sequence[int]) -> Iterator[int]:
+        """Evaluate a call's rows up to each of ``layers``, ascending, and give it; then the rest.
+
+        Each part is asked for before the one before it is waited for, so the device goes on.
+        """
+        *parts, rest = pairwise([0, *(layer + 1 for layer in layers), len(self._caches)])
+        waiting: tuple[int, list[mx.array]] | None = None
+        for first, end in (*parts, rest):
+            caches = self._caches[first:end]
+            buffers = [array for cache in caches for array in cache.plane.arrays()]
+            mx.async_eval(*buffers)  # type: ignore[no-untyped-call]
+            if waiting is not None:
+                mx.eval(waiting[1])
+                yield waiting[0]
+            waiting = end - 1, buffers
+        if waiting is not None:
+            mx.eval(waiting[1])
+
+    def _call(
+        self,
+        token_ids: Sequence[int],
+        *,
+        keep_logits: bool,
+        evaluate: Callable[[list[mx.array]], None] = mx.eval,
+    ) -> tuple[Logits, ...]:
         """One forward call; the logits after each of its tokens, or none."""
         self._require_whole()
         self._require_tokens(token_ids)
@@ -250,7 +315,7 @@ class Generation:
         if keep_logits and self._decodes_on():
             mx.async_eval(*wanted)  # type: ignore[no-untyped-call]
             self._ahead = AheadCall(self._network.forward, self._caches)
-        mx.eval(wanted)
+        evaluate(wanted)
         self._position += len(token_ids)
         self._schedule, self._repeats = schedule, self._repeats + 1 if repeats else 0
         if self._checkpoint is not None:

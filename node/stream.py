@@ -9,11 +9,12 @@ other bits.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvpack.errors import LimitError
+from kvpack.snapshot import Tile, TileSpec
 from node.errors import SessionStateError
 
 if TYPE_CHECKING:
@@ -152,6 +153,16 @@ class Stream:
         """Compute the next ``call_tokens`` known tokens in one forward call."""
         start = self.position
         self.generation.prefill(self.token_ids[start : start + call_tokens])
+
+    def prefill_giving(
+        self,
+        call_tokens: int,
+        specs: Sequence[TileSpec],
+        give: Callable[[TileSpec, Callable[[], Tile]], None],
+    ) -> None:
+        """As :meth:`prefill_next`, telling of rows as :meth:`engine.Generation.prefill_giving`."""
+        start = self.position
+        self.generation.prefill_giving(self.token_ids[start : start + call_tokens], specs, give)
 
     def decode_next(self) -> Decoded:
         """The boundary call: compute the last known token alone, and choose the next one.

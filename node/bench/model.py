@@ -9,8 +9,9 @@ commit would notice planes that were put together wrongly.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
@@ -101,6 +102,23 @@ class MadeGeneration:
         pace = self._model.pace
         self._append(len(token_ids), pace.prefill_s_per_token * len(token_ids))
 
+    def prefill_giving(
+        self,
+        token_ids: Sequence[int],
+        specs: Sequence[TileSpec],
+        give: Callable[[TileSpec, Callable[[], Tile]], None],
+    ) -> None:
+        """As :meth:`prefill`; each layer is done after its share of the call's time."""
+        seconds, begun_s = self._model.pace.prefill_s_per_token * len(token_ids), time.monotonic()
+        layers, after = len(self.layout.layers), self._position + len(token_ids)
+        self._make(after)
+        for spec in sorted(specs, key=lambda spec: max(spec.layers)):
+            done = max(spec.layers) + 1
+            if done < layers:
+                _sleep_until(begun_s + seconds * done / layers)
+                give(spec, functools.partial(self.planes.read, spec, after))
+        self._append(len(token_ids), begun_s + seconds - time.monotonic())
+
     def step(self, token_id: int) -> MadeLogits:
         """Append one token; logits that depend on it, on the position and on the planes."""
         check_range("token_id", token_id, 0, VOCAB_SIZE - 1)
@@ -128,18 +146,19 @@ class MadeGeneration:
         )
 
     def _append(self, count: int, seconds: float) -> None:
-        end = time.monotonic() + seconds
+        end_s = time.monotonic() + seconds
         after = self._position + count
+        self._make(after)
+        _sleep_until(end_s)
+        self._position = after
+        self._schedule = self._schedule.after_call(count)
+
+    def _make(self, after: int) -> None:
+        """Let rows up to ``after`` lie there."""
         check_range("position", after, 0, self.planes.capacity_tokens, "tokens")
         made = max(self._position, self._model.made_tokens)
         if after > made:
             self.planes.make(self._model.rows, made, after)
-        left_s = end - time.monotonic()
-        # Not for nothing: a sleep of no length still lets every other thread go first.
-        if left_s > 0:
-            time.sleep(left_s)
-        self._position = after
-        self._schedule = self._schedule.after_call(count)
 
 
 class MadeInstaller:
@@ -287,6 +306,13 @@ class MadeModel:
     def installer(self, position: int, *, growing: bool = False) -> MadeInstaller:
         """A detached generation for a cut after ``position`` tokens; if growing, at least so."""
         return MadeInstaller(self, position, growing=growing)
+
+
+def _sleep_until(moment_s: float) -> None:
+    left_s = moment_s - time.monotonic()
+    # Not for nothing: a sleep of no length still lets every other thread go first.
+    if left_s > 0:
+        time.sleep(left_s)
 
 
 async def start_engine(model: MadeModel) -> EngineThread:

@@ -12,6 +12,7 @@ waited for by a session that nobody serves.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ from node import fault_points
 from node.binding import PackBinding
 from node.engine_thread import EngineThread
 from node.errors import SessionFrozenError, TransferFailedError
+from node.migration.early import EarlyTiles, GivesEarly, LastCall, over
 from node.migration.tape import Item, Tape, TokenRange
 from node.migration.wire import encode_object, object_frame
 from node.packs import manifest_blob, state_bytes
@@ -123,6 +125,7 @@ class Producer:
         self._watchers: list[Callable[[], None]] = []
         self._token_chunks: list[bytes] | None = None
         self._boundary: asyncio.Task[None] | None = None
+        self._last: LastCall | None = None
         self.tape = tape
         self.zero_s = 0.0
         self.boundary_s = 0.0
@@ -181,7 +184,8 @@ class Producer:
             raise
         finally:
             # Whatever ended this: nobody else may have the session while a call of it is under way.
-            await self._boundary_over()
+            await over(None if self._last is None else self._last.task)
+            await over(self._boundary)
         if self._boundary is not None:
             self._boundary.result()
 
@@ -192,20 +196,6 @@ class Producer:
         generation = self.session.generation
         self.schedule, self.mixed = generation.schedule, generation.is_mixed
         self._boundary = asyncio.create_task(self._make_boundary(self.schedule))
-
-    async def _boundary_over(self) -> None:
-        """Return when no boundary call is under way, also where this is cancelled."""
-        boundary, cancelled = self._boundary, False
-        while boundary is not None and not boundary.done():
-            try:
-                await asyncio.wait({boundary})
-            except asyncio.CancelledError:
-                # What was begun is under way all the same, and soon over.
-                cancelled = True
-        if boundary is not None and not boundary.cancelled():
-            boundary.exception()
-        if cancelled:
-            raise asyncio.CancelledError
 
     async def _make_boundary(self, schedule: CallSchedule) -> None:
         boundary = await self._engine.call(self.session.decode_next)
@@ -279,9 +269,17 @@ class Producer:
 
     async def _load(self, first: int, most: int) -> list[Loaded]:
         """Item ``first``, and with it at most ``most - 1`` of the next ones that exist already."""
-        if await self._compute(self.tape.rows_needed(first)):
+        if await self._compute(first):
             # Whoever seals has nothing to do: the first one is his before the next are read.
             most = 1
+        if self._last is not None:
+            item = self.tape.items[first]
+            early = await self._last.take(item)
+            if early is not None:
+                self._keep(item, early)
+                return [Loaded(first, item, early)]
+            if await self._last.passed():
+                most = 1
         indices, position = [first], self.session.position
         for index in range(first + 1, min(first + most, len(self.tape.items))):
             if self.tape.rows_needed(index) > position:
@@ -293,20 +291,41 @@ class Producer:
             Loaded(index, item, tiles.get(item)) for index, item in zip(indices, items, strict=True)
         ]
 
-    async def _compute(self, rows: int) -> bool:
-        """Compute known tokens, one grid call after the other, until ``rows`` rows exist.
+    async def _compute(self, index: int) -> bool:
+        """Compute known tokens, one grid call after the other, until item ``index`` can be read.
+
+        The call that reaches the cut is only begun.
 
         Returns:
             Whether a call was made for it.
         """
-        if self.session.position >= rows:
-            return False
-        while self.session.position < rows:
-            async with self._engine.pace.prefill_turn() as grid_tokens:
+        made = False
+        while self._last is None and self.session.position < self.tape.rows_needed(index):
+            async with contextlib.AsyncExitStack() as turn:
+                grid_tokens = await turn.enter_async_context(self._engine.pace.prefill_turn())
                 call_tokens = self.session.backlog_call(grid_tokens)
+                if self._gives_early(call_tokens):
+                    self._begin_last(call_tokens, turn.pop_all())
+                    return True
                 self.zero_s = await self._engine.call(_prefill, self.session, call_tokens)
             self.tell()
-        return True
+            made = True
+        return made
+
+    def _gives_early(self, call_tokens: int) -> bool:
+        """Whether a call of so many tokens reaches the cut and tells of its rows meanwhile."""
+        reached = self.session.position + call_tokens
+        return reached == self.tape.cut and isinstance(self.session.generation, GivesEarly)
+
+    def _begin_last(self, call_tokens: int, turn: contextlib.AsyncExitStack) -> None:
+        """Begin the call that reaches the cut; ``turn`` ends with it."""
+        early = EarlyTiles(self.tape.arrange_rest(self.session.position))
+        call = self._engine.submit(_prefill_giving, self.session, call_tokens, early)
+        self._last = LastCall(early, call, turn, self._note_zero)
+
+    def _note_zero(self, zero_s: float) -> None:
+        self.zero_s = zero_s
+        self.tell()
 
     async def _read(self, items: Sequence[Item]) -> dict[Item, Tile]:
         """The tiles of ``items``, copied in one call: a change of thread costs as much as a tile.
@@ -320,10 +339,13 @@ class Producer:
             self._require_one_context()
             tiles.update(zip(specs, read, strict=True))
         for item, tile in tiles.items():
-            if self.tape.overwritten_next(item):
-                # Should the target lose it, it cannot be read again.
-                self._kept[item] = tile
+            self._keep(item, tile)
         return tiles
+
+    def _keep(self, item: Item, tile: Tile) -> None:
+        if self.tape.overwritten_next(item):
+            # Should the target lose it, it cannot be read again.
+            self._kept[item] = tile
 
     def _seal(self, loaded: Loaded, named: frozenset[bytes]) -> Sealed:
         if loaded.tile is not None:
@@ -446,6 +468,11 @@ async def _left(queue: asyncio.Queue[Loaded | None], consumer: asyncio.Task[Any]
         left.cancel()
     if consumer.done():
         consumer.result()
+
+
+def _prefill_giving(session: Session, call_tokens: int, early: EarlyTiles) -> float:
+    session.prefill_giving(call_tokens, early.specs, early.give)
+    return time.monotonic()
 
 
 async def _offer(

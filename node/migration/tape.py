@@ -100,6 +100,20 @@ class Tape:
         item = self.items[index]
         return item.end_position if isinstance(item, TileSpec) else 0
 
+    def arrange_rest(self, rows: int) -> tuple[TileSpec, ...]:
+        """Order the tiles that wait for more than ``rows`` rows by the last of their layers.
+
+        They become whole in one call, one layer after the other. None of them was read yet, so
+        what a target has of the list is what it was.
+        """
+        first = len(self.items)
+        while first and self.rows_needed(first - 1) > rows:
+            first -= 1
+        rest = [item for item in self.items[first:] if isinstance(item, TileSpec)]
+        rest.sort(key=lambda spec: (max(spec.layers), spec.end_position))
+        self.items[first:] = rest
+        return tuple(rest)
+
     def needs_cut(self, index: int) -> bool:
         """Whether the target must know the cut before it is sent item ``index``."""
         return self.growing and self.cut is not None and index >= self.cut_index

@@ -52,7 +52,7 @@ async def copies_failed(source, target, given, held, monkeypatch):
 
 
 @pytest.mark.parametrize("ends", ["move", "copies"])
-@pytest.mark.parametrize("call", ["decode_next", "prefill_next"])
+@pytest.mark.parametrize("call", ["decode_next", "prefill_next", "prefill_giving"])
 def test_who_is_next_finds_no_call_of_an_ended_stream_under_way(world, call, ends, monkeypatch):
     """The boundary call's token would be passed over, or computed by a prefill call."""
     first, length = (40, 40) if call == "decode_next" else (300, 600)

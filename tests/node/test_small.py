@@ -172,6 +172,19 @@ def test_a_growing_tape_takes_whole_blocks_and_leaves_the_rest_for_the_cut(steps
         tape.grow(position + 256)
 
 
+@given(st.integers(1, 2000), st.integers(0, 2000))
+def test_what_waits_for_the_last_rows_is_in_the_order_of_layers_and_nothing_else_moves(end, rows):
+    tape, rows = Tape.known(LAYOUT, end), min(rows, end)
+    before = list(tape.items)
+    rest = tape.arrange_rest(rows)
+    sent = len(before) - len(rest)
+    assert tape.items == [*before[:sent], *rest]
+    assert all(tape.rows_needed(index) <= rows for index in range(sent))
+    assert all(spec.end_position > rows for spec in rest)
+    assert [max(spec.layers) for spec in rest] == sorted(max(spec.layers) for spec in rest)
+    assert_whole(tape, end)
+
+
 def assert_whole(tape, position):
     tiles = [item for item in tape.items if not isinstance(item, (StateAt, TokenRange))]
     assert sorted(map(repr, tiles)) == sorted(map(repr, cut_tile_specs(LAYOUT, position)))

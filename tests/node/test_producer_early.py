@@ -1,0 +1,155 @@
+"""The tiles of the last prefill call of a known prompt: they leave while it computes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from node_support import events, move, prompt, run
+
+from engine import Generation
+from kvpack.layout import LayerKind
+from kvpack.snapshot import Tile, TileSpec
+from node.errors import NodeBusyError, PeerAnswerError, PeerUnavailableError
+from node.migration.early import EARLY_TILES, EarlyTiles
+from node.migration.feed import Feed
+
+#: What has not left by then waits for the call.
+LEFT_S = 10.0
+
+#: Two blocks in the last call: one whole, one not.
+TOKENS = 900
+
+
+class LastCalls:
+    """Watches the last prefill call, which waits after its first tile until a chunk of it left."""
+
+    def __init__(self, monkeypatch, *, waits: bool = True) -> None:
+        self.given: list[TileSpec] = []
+        self.left: list[tuple[TileSpec, bool]] = []
+        self.over = False
+        self._first = threading.Event()
+        inner, write = Generation.prefill_giving, Feed._write
+
+        def prefill_giving(generation, token_ids, specs, give):
+            def watched(spec, copy):
+                self.given.append(spec)
+                give(spec, copy)
+                if waits and len(self.given) == 1:
+                    assert self._first.wait(LEFT_S), "nothing left while the call was under way"
+
+            inner(generation, token_ids, specs, watched)
+            self.over = True
+
+        async def watched_write(feed, call, sealed):
+            await write(feed, call, sealed)
+            item = feed.tape.items[sealed.index]
+            if item in self.given:
+                self.left.append((item, self.over))
+                self._first.set()
+
+        monkeypatch.setattr(Generation, "prefill_giving", prefill_giving)
+        monkeypatch.setattr(Feed, "_write", watched_write)
+
+
+def twin(world):
+    async def work():
+        async with world.node("source") as (_, client):
+            session = await client.append(await client.open("twin"), prompt(TOKENS))
+            return [event[1:] for event in await events(client, session, TOKENS, 20)]
+
+    return run(work())
+
+
+def test_rows_of_the_last_call_leave_before_it_is_over_and_are_the_ones_of_a_twin(
+    world, monkeypatch
+):
+    calls = LastCalls(monkeypatch)
+
+    async def work():
+        async with world.pair() as (_, giving, target, taking):
+            result = await move(giving, target, await giving.open("s"), prompt(TOKENS))
+            assert result.continuation_verdict == "exact"
+            return [e[1:] for e in await events(taking, await taking.get("s"), TOKENS, 20)]
+
+    assert run(work()) == twin(world)
+    assert calls.given and all(spec.kind is LayerKind.SWA for spec in calls.given)
+    assert (calls.given[0], False) in calls.left
+
+
+def test_a_link_that_breaks_in_the_last_call_loses_no_tile_of_it(world, monkeypatch):
+    calls = LastCalls(monkeypatch)
+    watched, broken = Feed._write, []
+
+    async def breaks(feed, call, sealed):
+        await watched(feed, call, sealed)
+        if calls.left and not broken:
+            broken.append(calls.over)
+            raise PeerUnavailableError("cut")
+
+    monkeypatch.setattr(Feed, "_write", breaks)
+
+    async def work():
+        async with world.pair() as (_, giving, target, taking):
+            result = await move(giving, target, await giving.open("s"), prompt(TOKENS))
+            assert result.resumed == 1 and result.continuation_verdict == "exact"
+            return [e[1:] for e in await events(taking, await taking.get("s"), TOKENS, 20)]
+
+    assert run(work()) == twin(world)
+    assert broken == [False]
+
+
+def test_a_last_call_that_fails_ends_the_move_and_what_it_gave_is_not_sealed(world, monkeypatch):
+    inner = Generation.prefill_giving
+
+    def fails(generation, token_ids, specs, give):
+        def stop(spec, copy):
+            give(spec, copy)
+            raise NodeBusyError("the card is gone")
+
+        inner(generation, token_ids, specs, stop)
+
+    monkeypatch.setattr(Generation, "prefill_giving", fails)
+
+    async def work():
+        async with world.pair() as (source, giving, target, _):
+            with pytest.raises(PeerAnswerError):
+                await move(giving, target, await giving.open("s"), prompt(TOKENS))
+            assert not target.transfers.under_way()
+            assert not source.sessions.engine.pace._turn.locked()
+
+    run(work())
+
+
+def test_no_more_is_copied_ahead_than_there_is_room_for_and_all_else_is_read_afterwards():
+    specs = [TileSpec(LayerKind.SWA, (layer,), 0, 1) for layer in range(EARLY_TILES + 3)]
+    copied = []
+
+    def copying(spec):
+        def copy():
+            copied.append(spec)
+            return Tile(spec, b"")
+
+        return copy
+
+    async def work():
+        tiles = EarlyTiles(specs)
+        for spec in specs[:-1]:
+            await asyncio.to_thread(tiles.give, spec, copying(spec))
+        assert copied == specs[:EARLY_TILES]
+        assert (await tiles.take(specs[0])).spec == specs[0]
+        # There is room again, once: taken twice it is the same tile no more.
+        assert await tiles.take(specs[0]) is None
+        for _ in range(2):
+            await asyncio.to_thread(tiles.give, specs[-1], copying(specs[-1]))
+        assert copied == [*specs[:EARLY_TILES], specs[-1]]
+        waiting = asyncio.ensure_future(tiles.take(specs[EARLY_TILES]))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        tiles.close()
+        assert await waiting is None
+        assert (await tiles.take(specs[-1])).spec == specs[-1]
+        assert await tiles.take("no tile") is None
+
+    run(work())
