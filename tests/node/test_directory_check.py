@@ -30,7 +30,8 @@ def short(monkeypatch):
     # For what is right, which a busy machine may be late with.
     monkeypatch.setattr(directory_check, "LATE_S", 10.0)
     monkeypatch.setattr(directory_check, "TOLD_S", 10.0)
-    monkeypatch.setattr(etcd_cluster, "LOOK_S", 0.6)
+    for name in ("LOOK_S", "TRY_S", "WRITE_S"):
+        monkeypatch.setattr(etcd_cluster, name, 25.0)
 
 
 def check(*arguments):
@@ -149,6 +150,7 @@ def test_a_keyspace_of_something_else_is_named(etcds, parties, tmp_path, monkeyp
 
 def test_what_cannot_be_reached_or_written_fails_and_exits_with_one(tmp_path, monkeypatch):
     (dead,) = free_ports(1)
+    monkeypatch.setattr(etcd_cluster, "LOOK_S", 0.6)
     monkeypatch.setattr(directory_check, "_COMMON", COMMON_CHECKS[:2])
     code, found = checked(f"etcd://127.0.0.1:{dead}?tls=off")
     assert code == 1 and not any(one["ok"] for one in found.values())
