@@ -12,10 +12,10 @@ CHUNK_TOKENS = 24
 STEPS_AFTER_CHUNK = 4
 
 
-def continuation(generation: Generation) -> bytes:
-    """Eight teacher-forced steps, 64 greedy ones, a chunk and four steps: all logits, as bytes."""
+def continuation(generation: Generation, greedy_steps: int = GREEDY_STEPS) -> bytes:
+    """Eight teacher-forced steps, greedy ones, a chunk and four steps: all logits, as bytes."""
     forced = [generation.step(token) for token in tokens(RAW_STEPS, salt=3)]
-    free = greedy(generation, forced[-1].argmax(), GREEDY_STEPS)
+    free = greedy(generation, forced[-1].argmax(), greedy_steps)
     generation.prefill(tokens(CHUNK_TOKENS, salt=9))
     after = greedy(generation, 65, STEPS_AFTER_CHUNK)
     return b"".join(logits.data for logits in (*forced, *free, *after))

@@ -33,8 +33,8 @@ from engine.planes import Plane
 
 W = 64
 POSITIONS = [*range(W - 2, W + 3), *range(2 * W - 1, 2 * W + 2), 5 * W + 3]
-#: The others share the planes: the equalities and one deep wrap are enough for them.
-FEWER = [W - 1, W, W + 1, 5 * W + 3]
+#: The others share the planes: an equality and one deep wrap are enough for them.
+FEWER = [W, 5 * W + 3]
 STEPS = RAW_STEPS + GREEDY_STEPS + STEPS_AFTER_CHUNK
 
 CASES = [
@@ -76,7 +76,7 @@ def in_fresh_process(model_folder: Path, case: ModelCase, cuts: Path) -> None:
     [
         (CASES[0], POSITIONS),
         *((case, FEWER) for case in CASES[1:]),
-        *(pytest.param(case, POSITIONS, marks=pytest.mark.slow) for case in CASES[1:4]),
+        *(pytest.param(case, POSITIONS, marks=pytest.mark.slow) for case in CASES[1:]),
     ],
     ids=lambda value: value.label if isinstance(value, ModelCase) else f"{len(value)} cuts",
 )
@@ -144,7 +144,7 @@ def test_any_history_restores_bitwise(
     generation = model.new_generation()
     run_calls(generation, tokens(position), histories(position)[history])
     moved = reinstall(model, generation, order=-1)
-    assert continuation(moved)[:20_000] == continuation(generation)[:20_000]
+    assert continuation(moved, 24) == continuation(generation, 24)
 
 
 @pytest.mark.parametrize("layout", [HEAD, TOKEN])
