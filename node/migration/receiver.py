@@ -262,7 +262,7 @@ class Receiver:
         mixed = not self._binding.owns(self._offer.numerics)
         finish = self._require_installer().finish
         generation = await self._engine.call(finish, schedule, mixed=mixed)
-        self._installer = None
+        self._let_go()
         self._manifest = inventory.manifest
         return Arrived(generation, (*token_ids, state.pending_token), state, self._decoding)
 
@@ -280,15 +280,21 @@ class Receiver:
 
     async def drop(self) -> None:
         """Free the memory and remove the file, private or published."""
-        self._installer = None
+        self._let_go()
         self._held.close()
         await asyncio.to_thread(self._spool.drop)
 
     async def suspend(self) -> None:
         """Free the memory and leave the file to the next start of this node."""
-        self._installer = None
+        self._let_go()
         self._held.close()
         await asyncio.to_thread(self._spool.suspend)
+
+    def _let_go(self) -> None:
+        """Free what was for chunks to come: an ended transfer is kept for who asks what it was."""
+        self._installer = None
+        self._scratch = bytearray()
+        self._token_ids = {}
 
     def read_logits(self, sealed: bytes) -> bytes:
         """The boundary logits of the source, from their chunk object.
