@@ -18,8 +18,8 @@ from node.migration.feed import Feed
 #: What has not left by then waits for the call.
 LEFT_S = 10.0
 
-#: Two blocks in the last call: one whole, one not.
-TOKENS = 900
+#: Two calls, the last one of them within one block.
+TOKENS = 560
 
 
 class LastCalls:
@@ -53,17 +53,20 @@ class LastCalls:
         monkeypatch.setattr(Feed, "_write", watched_write)
 
 
+@pytest.fixture
 def twin(world):
+    """What a session that never moved goes on with."""
+
     async def work():
         async with world.node("source") as (_, client):
             session = await client.append(await client.open("twin"), prompt(TOKENS))
-            return [event[1:] for event in await events(client, session, TOKENS, 20)]
+            return [event[1:] for event in await events(client, session, TOKENS, 8)]
 
     return run(work())
 
 
 def test_rows_of_the_last_call_leave_before_it_is_over_and_are_the_ones_of_a_twin(
-    world, monkeypatch
+    world, twin, monkeypatch
 ):
     calls = LastCalls(monkeypatch)
 
@@ -71,14 +74,14 @@ def test_rows_of_the_last_call_leave_before_it_is_over_and_are_the_ones_of_a_twi
         async with world.pair() as (_, giving, target, taking):
             result = await move(giving, target, await giving.open("s"), prompt(TOKENS))
             assert result.continuation_verdict == "exact"
-            return [e[1:] for e in await events(taking, await taking.get("s"), TOKENS, 20)]
+            return [e[1:] for e in await events(taking, await taking.get("s"), TOKENS, 8)]
 
-    assert run(work()) == twin(world)
+    assert run(work()) == twin
     assert calls.given and all(spec.kind is LayerKind.SWA for spec in calls.given)
     assert (calls.given[0], False) in calls.left
 
 
-def test_a_link_that_breaks_in_the_last_call_loses_no_tile_of_it(world, monkeypatch):
+def test_a_link_that_breaks_in_the_last_call_loses_no_tile_of_it(world, twin, monkeypatch):
     calls = LastCalls(monkeypatch)
     watched, broken = Feed._write, []
 
@@ -94,9 +97,9 @@ def test_a_link_that_breaks_in_the_last_call_loses_no_tile_of_it(world, monkeypa
         async with world.pair() as (_, giving, target, taking):
             result = await move(giving, target, await giving.open("s"), prompt(TOKENS))
             assert result.resumed == 1 and result.continuation_verdict == "exact"
-            return [e[1:] for e in await events(taking, await taking.get("s"), TOKENS, 20)]
+            return [e[1:] for e in await events(taking, await taking.get("s"), TOKENS, 8)]
 
-    assert run(work()) == twin(world)
+    assert run(work()) == twin
     assert broken == [False]
 
 
