@@ -34,6 +34,18 @@ HISTORIES: dict[str, list[int]] = {
     "growth step": [255, 1],
     "over the growth step": [256, 1],
 }
+#: Every state of a ring, and the two sides of its edge and of a growth step.
+MAIN = [
+    "filling, by prefill",
+    "filling, spare rows",
+    "W, by steps",
+    "W+1, by steps",
+    "wide, W+S-1 rows",
+    "wide, out of a turned ring",
+    "ring, after decodes",
+    "ring, head at 0 again",
+    "over the growth step",
+]
 #: For the other models: one of each state.
 FEWER = ["filling, spare rows", "W, by steps", "wide, W+S-1 rows", "ring, after decodes"]
 

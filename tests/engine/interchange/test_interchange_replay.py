@@ -24,6 +24,7 @@ from interchange_support import KEYRING, from_pack, to_pack
 from mlx_lm_sessions import (
     FEWER,
     HISTORIES,
+    MAIN,
     RAW_STEPS,
     STEPS_AFTER_CHUNK,
     MlxLmSession,
@@ -88,11 +89,26 @@ def in_fresh_process(model_folder: Path, caches: Path) -> None:
     subprocess.run(command, check=True, env=environment, timeout=200, cwd=caches)
 
 
-@pytest.mark.parametrize("case", [*CASES, *OTHERS], ids=lambda case: case.label)
+ROUND_TRIPS = {
+    GLIMMER: MAIN,
+    CASES[-1]: FEWER,
+    **dict.fromkeys(OTHERS, FEWER[2:]),
+}
+#: What these show, the others show already.
+AGAIN = [(GLIMMER, list(HISTORIES)), *((case, FEWER) for case in CASES[1:3])]
+
+
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [
+        *ROUND_TRIPS.items(),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in AGAIN),
+    ],
+    ids=lambda value: value.label if isinstance(value, ModelCase) else f"{len(value)} histories",
+)
 def test_the_round_trip_replays_in_mlx_lm(
-    case: ModelCase, load: Load, model_folder: Folder, tmp_path: Path
+    case: ModelCase, names: list[str], load: Load, model_folder: Folder, tmp_path: Path
 ) -> None:
-    names = list(HISTORIES) if case == GLIMMER else FEWER if case in CASES else FEWER[2:]
     model, network = MlxLmModel(load(case)), network_of(model_folder(case))
     live = sessions(network, names)
     for name, session in live.items():
@@ -147,7 +163,10 @@ def reload(network: Any, data: bytes) -> MlxLmSession:
     return session
 
 
-@pytest.mark.parametrize("name", HISTORIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in MAIN else pytest.mark.slow) for n in HISTORIES],
+)
 def test_the_rows_are_those_of_the_file_whatever_its_buffers(
     name: str, load: Load, model_folder: Folder
 ) -> None:
