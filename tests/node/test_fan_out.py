@@ -9,7 +9,6 @@ import itertools
 import json
 import time
 
-import grpc.aio
 import pytest
 from click.testing import CliRunner
 from node_support import SECONDS, HandSource, events, move, prompt, refusal, run
@@ -100,13 +99,13 @@ def test_two_targets_get_the_bits_of_one_session_and_each_chunk_is_sealed_once(
 ):
     tokens = prompt(600)
     sealing = Sealing(monkeypatch)
-    write = grpc.aio.StreamUnaryCall.write
+    put = feed_module.Feed._put
 
-    async def write_late(call, piece):
+    async def put_late(*arguments):
         await asyncio.sleep(0.02)
-        await write(call, piece)
+        await put(*arguments)
 
-    monkeypatch.setattr(grpc.aio.StreamUnaryCall, "write", write_late)
+    monkeypatch.setattr(feed_module.Feed, "_put", put_late)
 
     async def work():
         async with three(world) as (source, giving, nodes, clients):

@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 
-import grpc.aio
 import pytest
 from click.testing import CliRunner
 from node_support import WINDOW, events, move, prompt, run
@@ -18,6 +17,7 @@ from node.dataplane import blocking
 from node.dataplane.options import Plane, plane_message
 from node.errors import PeerAnswerError, PeerUnavailableError
 from node.follow import FollowingClient
+from node.migration.feed import Feed
 
 
 async def follow(world, node, session_id, index, count, on_token=lambda _: None):
@@ -199,19 +199,19 @@ def test_bad_orders_get_one_line_and_an_exit_code(world, arguments, word):
 @pytest.mark.parametrize("plane", [Plane.MTLS, Plane.SOCKET])
 def test_a_live_session_is_held_only_when_its_whole_blocks_have_left(world, plane, monkeypatch):
     """Also where the link takes less than is read: what is under way leaves while it serves."""
-    send, write = blocking.send, grpc.aio.StreamUnaryCall.write
+    send, put = blocking.send, Feed._put
     tokens = prompt(9 * 256 + 30)
 
     def send_late(*pieces):
         time.sleep(0.03)
         send(*pieces)
 
-    async def write_late(call, piece):
-        await asyncio.sleep(0.03)
-        await write(call, piece)
+    async def put_late(feed, call, piece, told):
+        await asyncio.sleep(0.03 if plane is Plane.MTLS else 0.0)
+        await put(feed, call, piece, told)
 
     monkeypatch.setattr(blocking, "send", send_late)
-    monkeypatch.setattr(grpc.aio.StreamUnaryCall, "write", write_late)
+    monkeypatch.setattr(Feed, "_put", put_late)
 
     async def work():
         async with two(world, offering(Plane.SOCKET)) as (_, giving, target, _taking):
