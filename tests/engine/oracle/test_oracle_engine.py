@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,16 +45,24 @@ def files_of(architecture: str, dtype: str, window: int) -> dict[str, bytes]:
     return engine.tiny_model_files(architecture, seed=3, window=window, layers=4, dtype=dtype)
 
 
-@pytest.fixture(params=[(*case, window) for case in CASES for window in (8, 16)], ids=str)
+#: One more window for one of each precision; for all the others behind the slow mark.
+WIDER = (CASES[0], CASES[3], CASES[-1])
+PAIRS = [
+    *((*case, 8) for case in CASES),
+    *(pytest.param((*case, 16), marks=() if case in WIDER else pytest.mark.slow) for case in CASES),
+]
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids=str)
 def pair(
-    request: pytest.FixtureRequest, tmp_path: Path
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[engine.Model, OracleModel, dict[str, bytes], int]:
     """The engine's model and the oracle of one folder, its files, and its window."""
     architecture, dtype, window = request.param
-    files = files_of(architecture, dtype, window)
+    files, folder = files_of(architecture, dtype, window), tmp_path_factory.mktemp("model")
     for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    return engine.load_model(tmp_path), oracle_of(files), files, window
+        (folder / name).write_bytes(data)
+    return engine.load_model(folder), oracle_of(files), files, window
 
 
 def oracle_of(files: dict[str, bytes], **changes: int) -> OracleModel:
