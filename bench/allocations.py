@@ -1,7 +1,8 @@
 """Draws what :mod:`bench.tracing.sitecustomize` wrote: memory over time, by who asked for it.
 
 KVPACK_ALLOCATIONS=FOLDER PYTHONPATH=bench/tracing python ...
-python -m bench.allocations TITLE < FOLDER/PID.jsonl > picture.svg
+python -m bench.allocations TITLE [FROM_SECOND [FILE_OR_LINE_LEFT_OUT ...]] \\
+    < FOLDER/PID.jsonl > picture.svg
 """
 
 from __future__ import annotations
@@ -47,6 +48,19 @@ def samples(lines: Iterable[str]) -> list[Sample]:
     return found
 
 
+def without(sample: Sample, left_out: Sequence[str]) -> Sample:
+    """``sample`` but for what these lines or files asked for, beside which nothing would be seen.
+
+    What is resident is left out, too: it cannot be told apart.
+    """
+    others = {
+        place: size
+        for place, size in sample.held.items()
+        if place not in left_out and place.split(":")[0] not in left_out
+    }
+    return Sample(sample.second, 0 if left_out else sample.resident, others)
+
+
 def thinned(taken: Sequence[Sample]) -> list[Sample]:
     """At most so many as can be seen; of neighbours the one that held the most."""
     step = max(1, -(-len(taken) // _POINTS))
@@ -89,7 +103,7 @@ def draw(title: str, taken: Sequence[Sample]) -> str:
     resident = " ".join(point(one.second, one.resident - base) for one in shown)
     parts.append(f'<polyline points="{resident}" fill="none" stroke="#404040"/>')
     highest = (max(one.resident for one in taken) - base) / _MIB
-    note = f"line: resident, above the least, {highest:.0f} MiB at most"
+    note = f"line: resident, above the least, {highest:.0f} MiB at most" if base else ""
     foot = _TOP + _HEIGHT + 16
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH + 120} {foot + 8}" '
@@ -114,5 +128,6 @@ def _of(sample: Sample, place: str, named: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     begins = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
-    found = [sample for sample in samples(sys.stdin) if sample.second >= begins]
+    found = [without(sample, sys.argv[3:]) for sample in samples(sys.stdin)]
+    found = [sample for sample in found if sample.second >= begins]
     sys.stdout.write(draw(sys.argv[1], found))
