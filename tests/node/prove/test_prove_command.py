@@ -90,6 +90,7 @@ def hub_cache(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_model_in_the_local_hub_cache_goes_by_its_id(tmp_path: Path) -> None:
     cache = hub_cache(tmp_path / "hub")
     ran = kvnode(
@@ -98,6 +99,10 @@ def test_a_model_in_the_local_hub_cache_goes_by_its_id(tmp_path: Path) -> None:
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["ok"]
+
+
+def test_an_id_that_the_local_hub_cache_does_not_have_is_named(tmp_path: Path) -> None:
+    cache = hub_cache(tmp_path / "hub")
     absent = kvnode("prove", "--model", "kvpack-tests/other", cwd=tmp_path, HF_HUB_CACHE=str(cache))
     assert absent.returncode == 1 and absent.stdout == ""
     assert "kvpack-tests/other: not a folder, and not in the local Hugging Face" in absent.stderr
