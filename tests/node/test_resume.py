@@ -114,7 +114,7 @@ def test_a_move_over_a_link_that_breaks_again_and_again_sends_nothing_twice(
             return result, moved, expected, kv_bytes
 
     with noted(monkeypatch) as streams:
-        result, moved, expected, kv_bytes = run(work(streams))
+        result, moved, expected, kv_bytes = run(work(streams), 240.0)
     assert moved == expected
     # Each stream goes on with the first chunk that the target had not got, and so the target, which
     # refuses one that it has, held more each time. What was written and never arrived, which
