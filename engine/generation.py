@@ -292,9 +292,12 @@ class Generation:
         token_ids: Sequence[int],
         *,
         keep_logits: bool,
-        evaluate: Callable[[list[mx.array]], None] = mx.eval,
+        evaluate: Callable[[list[mx.array]], None] | None = None,
     ) -> tuple[Logits, ...]:
-        """One forward call; the logits after each of its tokens, or none."""
+        """One forward call; the logits after each of its tokens, or none.
+
+        What it comes to is evaluated by ``evaluate``, else at once.
+        """
         self._require_whole()
         self._require_tokens(token_ids)
         repeats = self._repeats_last(len(token_ids))
@@ -315,7 +318,7 @@ class Generation:
         if keep_logits and self._decodes_on():
             mx.async_eval(*wanted)  # type: ignore[no-untyped-call]
             self._ahead = AheadCall(self._network.forward, self._caches)
-        evaluate(wanted)
+        (evaluate or mx.eval)(wanted)
         self._position += len(token_ids)
         self._schedule, self._repeats = schedule, self._repeats + 1 if repeats else 0
         if self._checkpoint is not None:
