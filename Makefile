@@ -28,8 +28,9 @@ test: $(STAMP) lint
 # architecture; several changes of every byte of larger packs; a name that was told 4,096 tokens
 # ago; two writers whose intents have expired beside a collector, stores of the reference geometry;
 # hundreds of cancelled answers; every point of a way into a store; an older and a newer build
-# beside each other; data planes under each disturbance; and all that make test-faults runs, in its
-# own numbers.
+# beside each other; data planes under each disturbance; every history of a cache of mlx-lm, in every
+# precision; the oracle at three windows for each case; blocks of every length on each other plane;
+# deltas of a longer prefix; and all that make test-faults runs, in its own numbers.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m slow $(PYTEST_FLAGS) tests
 
