@@ -12,7 +12,13 @@ from pack_kit import KEY, KEYRING, pack
 from kvpack.bundle import BundleReader
 from kvpack.errors import FormatError, KvpackError
 from kvpack.header import decode_header
-from kvpack.manifest import KnownReferences, check_manifest, open_manifest, seal_manifest
+from kvpack.manifest import (
+    KnownReferences,
+    check_manifest,
+    encode_reference,
+    open_manifest,
+    seal_manifest,
+)
 from kvpack.manifest.message import decode_message, encode_message
 
 
@@ -54,6 +60,25 @@ def test_other_references_than_the_known_ones_are_read(whole, known):
     ]  # fmt: skip
     for other in others:
         assert open_manifest(KEY, header, blob, known=known(other)) == manifest
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 70])
+@pytest.mark.parametrize("kept", [0, 1, 32, 33, 64])
+def test_nothing_that_waits_to_be_encoded_is_left_out(whole, count, kept):
+    manifest, header = whole
+    layout = decode_header(header).layout
+    some = [manifest.references[index % len(manifest.references)] for index in range(count)]
+    whole_bytes = [encode_reference(reference) for reference in some]
+    # Each of them is the first that anything is asked for.
+    assert KnownReferences(some, layout).encoded == b"".join(whole_bytes)
+    assert KnownReferences(some, layout).tally.epoch == (1 if some else 0)
+    assert KnownReferences(some, layout).references == tuple(some)
+    cut = KnownReferences(some, layout)
+    cut.truncate(kept)
+    assert cut.encoded == b"".join(whole_bytes[:kept])
+    assert cut.references == tuple(some[:kept])
+    twice = len(set(some[:kept])) < len(some[:kept])
+    assert cut.tally.distinct is not twice
 
 
 def test_references_that_were_encoded_before_give_the_same_blob(whole, known):
