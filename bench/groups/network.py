@@ -9,7 +9,7 @@ from functools import partial
 from bench.groups import Order
 from bench.kvnode import move_turn
 from bench.payload import kv_bytes, noise_file
-from bench.peers import certificates, flight, mooncake, nixl, sockets, zeromq
+from bench.peers import certificates, flight, grpc_stream, mooncake, nixl, sockets, zeromq
 from bench.peers.pair import peer_turns
 from bench.real import real_rows
 from bench.turns import Turn
@@ -23,8 +23,8 @@ def turns(order: Order) -> Iterator[Turn]:
     payload = noise_file(order.folder / "payload", kv_bytes(order.tokens))
     certificates.make(order.folder / "certificates")
     for name, module in (
-        ("sockets", sockets), ("zeromq", zeromq), ("flight", flight), ("mooncake", mooncake),
-        ("nixl", nixl),
+        ("sockets", sockets), ("grpc_stream", grpc_stream), ("zeromq", zeromq),
+        ("flight", flight), ("mooncake", mooncake), ("nixl", nixl),
     ):  # fmt: skip
         for turn in peer_turns(name, module.VARIANTS, GROUP, REFERENCE, payload, order.folder):
             for contender in turn.contenders:
