@@ -6,6 +6,8 @@ the next frame arrives while the loop opens the one before.
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import struct
 import sys
@@ -77,12 +79,23 @@ class Wakes:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._bytes = 1
+        self._readable: select.poll | None = None
 
     def after(self, size_bytes: int) -> None:
         """Wake whoever waits from now on when so many bytes are there. So many must still come."""
         if size_bytes != self._bytes and _WAKES_LATE:
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
             self._bytes = size_bytes
+
+    def wait(self) -> None:
+        """Wait for as many bytes as were set, or for an end, and take none of them.
+
+        A read would take what is there, and wait for the rest as if it were so many bytes again.
+        """
+        if self._readable is None:
+            self._readable = select.poll()
+            self._readable.register(self._connection, select.POLLIN)
+        self._readable.poll()
 
 
 def fill_and_peek(connection: socket.socket, wakes: Wakes, view: memoryview, length: int) -> int:
@@ -108,17 +121,23 @@ def fill_and_peek(connection: socket.socket, wakes: Wakes, view: memoryview, len
         wakes.after(1)
         fill(connection, view[:length])
         return length
-    # The last half MiB is read apart: so as much is always still to come, or is there.
+    # The last half MiB is read apart: so as much is always still to come, or is there. The read
+    # before it waits for the end of its part alone, behind which that half MiB still comes.
     wakes.after(WAKE_BYTES)
     got = length - WAKE_BYTES
     fill(connection, view[:got])
+    wakes.wait()
+    flags: int = socket.MSG_DONTWAIT
     while got < length:
-        count = connection.recv_into(view[got:])
-        if not count:
-            raise ConnectionAbortedError("ended early")
-        got += count
+        # Of a kernel that is short of memory less is there, and of one that lied nothing.
+        with contextlib.suppress(BlockingIOError):
+            count = connection.recv_into(view[got:], 0, flags)
+            if not count:
+                raise ConnectionAbortedError("ended early")
+            got += count
         if got < length:
             wakes.after(1)
+            flags = 0
     return got
 
 

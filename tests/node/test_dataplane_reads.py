@@ -58,10 +58,10 @@ def stream(sizes):
     return b"".join(tags.frame_header(piece) + piece for piece in pieces)
 
 
-async def taken(connection, behind=None):
+async def taken(connection, behind=None, there=None):
     """What a reader of ``connection`` takes, until the end of its stream.
 
-    ``behind``: the first piece is taken only when that is set.
+    ``behind``: the first piece is taken only when that is set. ``there``: is set with each piece.
     """
     found = []
     reader = FrameReader(connection, Tags(KEY), lambda piece: piece)
@@ -70,6 +70,8 @@ async def taken(connection, behind=None):
         if behind is not None:
             behind.wait(10.0)
         found.append(bytes(piece))
+        if there is not None:
+            there.set()
         return True
 
     try:
@@ -107,6 +109,32 @@ def test_pieces_come_as_they_were_written_however_the_bytes_come(step):
         found = run(taken(reading))
         thread.join()
     assert found == [made(number, size) for number, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize(
+    "late", [1, 200 << 10, WAKE_BYTES - 1, WAKE_BYTES, WAKE_BYTES + 1], ids=str
+)
+def test_a_large_piece_is_there_when_its_last_byte_is_and_waits_for_no_further_one(late):
+    # Whoever has copied a part already is not woken for the rest where that is under the mark.
+    data = stream([3 * WAKE_BYTES])
+    whole = len(data) - FRAME_BYTES
+    writing, reading = pair()
+    there = threading.Event()
+    in_time = []
+
+    def write():
+        writing.sendall(data[: whole - late])
+        time.sleep(0.3)
+        writing.sendall(data[whole - late : whole])
+        in_time.append(there.wait(5.0))
+        writing.sendall(data[whole:])
+
+    thread = threading.Thread(target=write)
+    with writing, reading:
+        thread.start()
+        found = run(taken(reading, there=there))
+        thread.join()
+    assert (in_time, found) == ([True], [made(0, 3 * WAKE_BYTES)])
 
 
 def test_what_lies_there_already_is_read_in_two_calls_for_each_large_piece():
