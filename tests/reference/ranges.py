@@ -30,7 +30,7 @@ def check_range(chunk: dict[str, Any], stage: str) -> None:
 
 
 def _check_tokens(kind: int, rows: bool, first: int, count: int, stage: str) -> None:
-    cap(first, _POSITION, stage, "first position")
+    cap(first, _POSITION - rows, stage, "first position")
     if rows:
         _check_block(first, count, 256, stage)
     elif kind == TOKEN_IDS:

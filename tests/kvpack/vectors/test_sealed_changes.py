@@ -84,6 +84,17 @@ def _frame(draw: random.Random) -> Pack:
     return with_state(plain=_PLAIN, codec=2, encoded=encoded)
 
 
+@pytest.mark.parametrize("first", [2**24 - 1, 2**24, 2**24 + 1])
+@pytest.mark.parametrize("number", range(6))
+def test_a_range_at_the_last_positions_has_one_verdict(number: int, first: int) -> None:
+    found, keys = [*chunks(), state(), *Draft().bound(full(), swa())], keyring(_ROOTS)
+    found[number] = replace(found[number], first=first)
+    data, _ = Pack(found, order=Draft().order).build()
+    ours = [kvpack_from_footer(data, keys), kvpack_piped(data, keys)]
+    second = [reference_from_footer(data, _ROOTS), reference_forwards(data, _ROOTS)]
+    assert len({verdict.exit_code for verdict in (*ours, *second)}) == 1, (ours, second)
+
+
 @pytest.mark.parametrize("executions", [500, pytest.param(5_000, marks=pytest.mark.slow)])
 def test_changes_under_true_macs_have_one_verdict(executions: int) -> None:
     print(f"seed {_SEED}")
