@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import inspect
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -140,11 +141,13 @@ def witness(model: Any, calls: list[list[int]]) -> np.ndarray:
     """Logits ``[tokens, vocab]`` of calls through transformers' own cache."""
     import torch
 
+    # As node/produce/network/forward.py: 5.17 has the older name, 5.24 the newer one.
+    named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     cache, parts = None, []
     with torch.no_grad():
         for ids in calls:
-            out = model(input_ids=torch.tensor([ids]), cache=cache, use_cache=True)
-            cache = out.cache
+            out = model(input_ids=torch.tensor([ids]), **{named: cache}, use_cache=True)
+            cache = getattr(out, named)
             parts.append(out.logits[0].numpy())
     return np.concatenate(parts)
 
