@@ -119,22 +119,36 @@ class Pushed:
 async def push_sealed(
     node: Node, peer: Peer, token_ids: list[int], plane: Plane, codec: Codec
 ) -> Pushed:
-    """Measure all of it on a session of ``token_ids``, which is closed again. Rows by ``codec``.
+    """Measure all of it on sessions of ``token_ids``, which are closed again. Rows by ``codec``.
 
     Raises:
         KvpackError: The target refused, or went away.
     """
+    rounds = [
+        await _round(node, peer, token_ids, plane, codec, push_first=number % 2 == 1)
+        for number in range(ROUNDS)
+    ]
+    return Pushed(tuple(rounds), await peer.round_trip_s())
+
+
+async def _round(
+    node: Node,
+    peer: Peer,
+    token_ids: list[int],
+    plane: Plane,
+    codec: Codec,
+    *,
+    push_first: bool,
+) -> Round:
+    """One round, on a session of its own: it ends with a boundary call, which leaves it longer."""
     async with _prefilled(node, token_ids) as session:
-        rounds = []
-        for number in range(ROUNDS):
-            pieces, sizes = await node.sessions.engine.call(_seal_all, node, session, codec)
-            sealed, tls, tcp = await _push_sealed(
-                node, peer, session, plane, pieces, sizes, push_first=number % 2 == 1
-            )
-            pieces.clear()
-            sealing = await _push_sealing(node, peer, session, plane, codec, sum(sizes))
-            rounds.append(Round(sealed, sealing, tls, tcp))
-        return Pushed(tuple(rounds), await peer.round_trip_s())
+        pieces, sizes = await node.sessions.engine.call(_seal_all, node, session, codec)
+        sealed, tls, tcp = await _push_sealed(
+            node, peer, session, plane, pieces, sizes, push_first=push_first
+        )
+        pieces.clear()
+        sealing = await _push_sealing(node, peer, session, plane, codec, sum(sizes))
+        return Round(sealed, sealing, tls, tcp)
 
 
 async def push_warm(node: Node, peer: Peer, token_ids: list[int], plane: Plane) -> None:

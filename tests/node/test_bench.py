@@ -138,6 +138,8 @@ def test_a_plane_hands_out_only_rows_that_are_live(small):
         (Kind.PROMPT, 1_500, 0, False),
         (Kind.SESSION, 1_500, 0, False),
         (Kind.PROMPT, 1_500, 512, False),
+        # As long as the context: there is no room for what a round might leave behind.
+        (Kind.PROMPT, 4_096, 0, False),
         (Kind.SESSION, 1_500, 0, True),
     ],
 )
