@@ -305,7 +305,7 @@ class Producer:
                 grid_tokens = await turn.enter_async_context(self._engine.pace.prefill_turn())
                 call_tokens = self.session.backlog_call(grid_tokens)
                 if self._gives_early(call_tokens):
-                    self._begin_last(call_tokens, turn.pop_all())
+                    self._begin_last(call_tokens, turn)
                     return True
                 self.zero_s = await self._engine.call(_prefill, self.session, call_tokens)
             self.tell()
@@ -318,10 +318,11 @@ class Producer:
         return reached == self.tape.cut and isinstance(self.session.generation, GivesEarly)
 
     def _begin_last(self, call_tokens: int, turn: contextlib.AsyncExitStack) -> None:
-        """Begin the call that reaches the cut; ``turn`` ends with it."""
+        """Begin the call that reaches the cut; what ``turn`` ends is then ended with the call."""
         early = EarlyTiles(self.tape.arrange_rest(self.session.position))
         call = self._engine.submit(_prefill_giving, self.session, call_tokens, early)
-        self._last = LastCall(early, call, turn, self._note_zero)
+        # Only now: where the line was full, whoever had the turn until here ends it.
+        self._last = LastCall(early, call, turn.pop_all(), self._note_zero)
 
     def _note_zero(self, zero_s: float) -> None:
         self.zero_s = zero_s

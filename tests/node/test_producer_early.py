@@ -11,7 +11,9 @@ from node_support import events, move, prompt, run
 from engine import Generation
 from kvpack.layout import LayerKind
 from kvpack.snapshot import Tile, TileSpec
+from node.engine_thread import EngineThread
 from node.errors import NodeBusyError, PeerAnswerError, PeerUnavailableError
+from node.migration import producer
 from node.migration.early import EARLY_TILES, EarlyTiles
 from node.migration.feed import Feed
 
@@ -123,6 +125,30 @@ def test_a_last_call_that_fails_ends_the_move_and_what_it_gave_is_not_sealed(wor
             assert not source.sessions.engine.pace._turn.locked()
 
     run(work())
+
+
+def test_a_line_that_is_full_ends_the_move_and_not_the_turns_of_all_others(world, monkeypatch):
+    submit, full = EngineThread.submit, []
+
+    def submitted(engine, work, *arguments, **named):
+        if work is producer._prefill_giving:
+            full.append(work)
+            raise NodeBusyError("64 calls wait for the engine")
+        return submit(engine, work, *arguments, **named)
+
+    monkeypatch.setattr(EngineThread, "submit", submitted)
+
+    async def work():
+        async with world.pair() as (source, giving, target, _):
+            session = await giving.open("s")
+            with pytest.raises(PeerAnswerError, match="calls wait for the engine; the session"):
+                await move(giving, target, session, prompt(TOKENS))
+            assert full and not source.sessions.engine.pace._turn.locked()
+            async with asyncio.timeout(LEFT_S):
+                again = await giving.append(await giving.open("next"), prompt(TOKENS))
+                return [event[1:] for event in await events(giving, again, TOKENS, 2)]
+
+    assert len(run(work())) == 2
 
 
 def test_no_more_is_copied_ahead_than_there_is_room_for_and_all_else_is_read_afterwards():
