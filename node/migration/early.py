@@ -52,9 +52,16 @@ class EarlyTiles:
         }
 
     def give(self, spec: TileSpec, copy: Callable[[], Tile]) -> None:
-        """Copy the tile, if there is room for it."""
-        if self._room.acquire(blocking=False):
-            self._loop.call_soon_threadsafe(self._put, spec, copy())
+        """Copy the tile, if there is room for it, and memory."""
+        if not self._room.acquire(blocking=False):
+            return
+        try:
+            tile = copy()
+        except MemoryError:
+            # Raised here it would stop the call half way, and the session could not go on.
+            self._room.release()
+            return
+        self._loop.call_soon_threadsafe(self._put, spec, tile)
 
     def close(self) -> None:
         """The call is over, however: nothing more comes."""

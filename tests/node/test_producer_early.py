@@ -151,6 +151,28 @@ def test_a_line_that_is_full_ends_the_move_and_not_the_turns_of_all_others(world
     assert len(run(work())) == 2
 
 
+def test_a_tile_that_there_is_no_memory_for_is_read_after_the_call(world, twin, monkeypatch):
+    """A call that stopped half way would leave nothing to go on from but the last cut."""
+    copied, refused = Generation._copied, []
+
+    def copy(generation, spec):
+        if generation._torn and not refused:
+            refused.append(spec)
+            raise MemoryError
+        return copied(generation, spec)
+
+    monkeypatch.setattr(Generation, "_copied", copy)
+
+    async def work():
+        async with world.pair() as (_, giving, target, taking):
+            result = await move(giving, target, await giving.open("s"), prompt(TOKENS))
+            assert result.continuation_verdict == "exact"
+            return [e[1:] for e in await events(taking, await taking.get("s"), TOKENS, 8)]
+
+    assert run(work()) == twin
+    assert len(refused) == 1
+
+
 def test_no_more_is_copied_ahead_than_there_is_room_for_and_all_else_is_read_afterwards():
     specs = [TileSpec(LayerKind.SWA, (layer,), 0, 1) for layer in range(EARLY_TILES + 3)]
     copied = []
