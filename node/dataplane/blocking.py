@@ -155,8 +155,18 @@ def send(connection: socket.socket, header: bytes, piece: bytes | memoryview) ->
         connection.sendall(memoryview(piece)[sent - len(header) :])
 
 
+def reset_when_closed(connection: socket.socket) -> None:
+    """Let closing it end all at the peer, too, where that waits for room to write.
+
+    An end alone does not wake it, and where all that came was read, closing is no more than that.
+    """
+    # Not every system lets what was shut down be set.
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
+
+
 def end(connection: socket.socket) -> None:
-    """Wake whoever waits for it, on both ends."""
+    """Wake whoever waits for it here, and at the peer whoever reads."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:

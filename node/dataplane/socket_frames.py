@@ -98,6 +98,9 @@ class FrameReader:
     async def close(self) -> None:
         """End the connection and the thread."""
         self._look.cancel()
+        if not self._ended:
+            # After its end the source waits for an answer alone, which a reset might destroy.
+            blocking.reset_when_closed(self._connection)
         blocking.end(self._connection)
         self._free.put(None)
         if self._thread.ident is not None:

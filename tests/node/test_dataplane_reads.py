@@ -11,7 +11,7 @@ import time
 import pytest
 from node_support import run
 
-from node.dataplane import socket_frames
+from node.dataplane import blocking, socket_frames
 from node.dataplane.blocking import WAKE_BYTES
 from node.dataplane.frames import FRAME_BYTES, DisturbedError, Tags
 from node.dataplane.socket_frames import FrameReader
@@ -183,3 +183,23 @@ def test_nothing_of_a_frame_is_believed_when_the_one_before_was_not_the_sources(
         threading.Thread(target=writing.sendall, args=(bytes(data),), daemon=True).start()
         with pytest.raises(DisturbedError, match="did not write"):
             run(taken(reading))
+
+
+def test_a_source_that_waits_for_room_hears_at_once_that_its_stream_ended():
+    """Whoever has read all that there is closes without a reset, and then room never comes."""
+    writing, reading = pair()
+    heard = threading.Event()
+
+    def write():
+        with contextlib.suppress(OSError):
+            writing.sendall(stream([8 * WAKE_BYTES] * 8))
+        heard.set()
+
+    with writing:
+        with reading:
+            threading.Thread(target=write, daemon=True).start()
+            assert not heard.wait(0.3)
+            blocking.end(reading)
+            with pytest.raises(DisturbedError, match="ended early"):
+                run(taken(reading))
+        assert heard.wait(5.0)
