@@ -10,7 +10,7 @@ from pathlib import Path
 GROUPS = {
     "move": 400.0,
     "move_518": 105.0,
-    "network": 215.0,
+    "network": 290.0,
     "link": 185.0,
     "memory": 115.0,
     "disk": 105.0,
