@@ -67,18 +67,20 @@ def twin(world):
     return run(work())
 
 
+async def moved(world, resumed=0):
+    """What a session goes on with that was moved while its prompt was computed."""
+    async with world.pair() as (_, giving, target, taking):
+        result = await move(giving, target, await giving.open("s"), prompt(TOKENS))
+        assert (result.resumed, result.continuation_verdict) == (resumed, "exact")
+        return [e[1:] for e in await events(taking, await taking.get("s"), TOKENS, 8)]
+
+
 def test_rows_of_the_last_call_leave_before_it_is_over_and_are_the_ones_of_a_twin(
     world, twin, monkeypatch
 ):
     calls = LastCalls(monkeypatch)
 
-    async def work():
-        async with world.pair() as (_, giving, target, taking):
-            result = await move(giving, target, await giving.open("s"), prompt(TOKENS))
-            assert result.continuation_verdict == "exact"
-            return [e[1:] for e in await events(taking, await taking.get("s"), TOKENS, 8)]
-
-    assert run(work()) == twin
+    assert run(moved(world)) == twin
     assert calls.given and all(spec.kind is LayerKind.SWA for spec in calls.given)
     assert (calls.given[0], False) in calls.left
 
@@ -95,13 +97,7 @@ def test_a_link_that_breaks_in_the_last_call_loses_no_tile_of_it(world, twin, mo
 
     monkeypatch.setattr(Feed, "_write", breaks)
 
-    async def work():
-        async with world.pair() as (_, giving, target, taking):
-            result = await move(giving, target, await giving.open("s"), prompt(TOKENS))
-            assert result.resumed == 1 and result.continuation_verdict == "exact"
-            return [e[1:] for e in await events(taking, await taking.get("s"), TOKENS, 8)]
-
-    assert run(work()) == twin
+    assert run(moved(world, resumed=1)) == twin
     assert broken == [False]
 
 
@@ -163,13 +159,7 @@ def test_a_tile_that_there_is_no_memory_for_is_read_after_the_call(world, twin, 
 
     monkeypatch.setattr(Generation, "_copied", copy)
 
-    async def work():
-        async with world.pair() as (_, giving, target, taking):
-            result = await move(giving, target, await giving.open("s"), prompt(TOKENS))
-            assert result.continuation_verdict == "exact"
-            return [e[1:] for e in await events(taking, await taking.get("s"), TOKENS, 8)]
-
-    assert run(work()) == twin
+    assert run(moved(world)) == twin
     assert len(refused) == 1
 
 
