@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from node.migration.feed import STREAM_S, Feed
-from node.migration.producer import QUEUE_TILES, Loaded, Producer, Sealed
+from node.migration.producer import QUEUE_TILES, Producer
+from node.migration.sealing import Loaded, Sealed
 from node.migration.timeline import Timeline
 from node.migration.wire import MigrationStub
 from node.pb.v1 import migration_pb2 as pb

@@ -23,7 +23,8 @@ from kvpack.chunk import ChunkReference
 from kvpack.manifest import KnownReferences
 from node import fault_points
 from node.errors import InventoryError, PeerUnavailableError
-from node.migration.producer import QUEUE_TILES, Loaded, Producer, Sealed
+from node.migration.producer import QUEUE_TILES, Producer
+from node.migration.sealing import Loaded, Sealed
 from node.migration.tape import Tape
 from node.migration.timeline import Timeline
 from node.migration.wire import MigrationStub, encode_cut, encode_held, encode_open, peer_error

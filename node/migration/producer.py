@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,6 +30,7 @@ from kvpack.chunk import (
     seal_token_ids,
 )
 from kvpack.identity import CallSchedule
+from kvpack.layout import CacheLayout
 from kvpack.limits import GRID_TOKENS
 from kvpack.manifest import KnownReferences
 from kvpack.snapshot import Tile, TileSpec
@@ -39,7 +39,9 @@ from node.binding import PackBinding
 from node.engine_thread import EngineThread
 from node.errors import SessionFrozenError, TransferFailedError
 from node.migration.early import EarlyTiles, GivesEarly, LastCall, over
+from node.migration.sealing import Loaded, Sealed, Sealing
 from node.migration.tape import Item, Tape, TokenRange
+from node.migration.window import WindowAhead
 from node.migration.wire import encode_object, object_frame
 from node.packs import manifest_blob, state_bytes
 from node.session import Decoded, Session
@@ -50,29 +52,8 @@ QUEUE_TILES: Final = 4
 #: Tiles copied in one call on the engine's thread. A session that decodes on waits that long.
 READ_TILES: Final = 4
 
-#: Tiles that are sealed, or being sealed, beside the one that is written.
-AHEAD_TILES: Final = 2
-
 #: How long a live session may be busy with one long operation after another before it is held.
 FREEZE_S: Final = 600.0
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Loaded:
-    """Item ``index`` of the tape, with its rows where it holds rows."""
-
-    index: int
-    item: Item
-    tile: Tile | None
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Sealed:
-    """Item ``index`` of the tape as the piece of a stream; an empty one where naming it will do."""
-
-    index: int
-    piece: bytes
-    reference: ChunkReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +102,7 @@ class Producer:
         self._kept: dict[Item, Tile] = {}
         self._scratch: list[bytearray] = []
         self._rows = RowSealer(binding.context, binding.layout, codec)
+        self._window = WindowAhead(self._read_live, self._seal_tile)
         self._states: dict[ChunkClass, bytes] = {}
         self._watchers: list[Callable[[], None]] = []
         self._token_chunks: list[bytes] | None = None
@@ -235,6 +217,8 @@ class Producer:
         if tape.cut is None:
             tape.grow(self.session.position)
             if index == len(tape.items):
+                # While the last blocks are on their way.
+                await self._window.renew(tape.settled(self.session.position))
                 await _left(queue, consumer)
         patience = time.monotonic() + FREEZE_S
         while tape.cut is None:
@@ -286,9 +270,12 @@ class Producer:
                 break
             indices.append(index)
         items = [self.tape.items[index] for index in indices]
-        tiles = await self._read(items)
+        # The oldest rows are read all the same, and kept: they cannot be read again.
+        sealed = {i: self._window.take(i) for i in items if not self.tape.overwritten_next(i)}
+        tiles = await self._read([item for item in items if sealed.get(item) is None])
         return [
-            Loaded(index, item, tiles.get(item)) for index, item in zip(indices, items, strict=True)
+            Loaded(index, item, tiles.get(item), sealed.get(item))
+            for index, item in zip(indices, items, strict=True)
         ]
 
     async def _compute(self, index: int) -> bool:
@@ -328,6 +315,9 @@ class Producer:
         self.zero_s = zero_s
         self.tell()
 
+    async def _read_live(self, specs: Sequence[TileSpec]) -> list[Tile | None]:
+        return await self._engine.call(_read_live_tiles, self.session, self.tape.layout, specs)
+
     async def _read(self, items: Sequence[Item]) -> dict[Item, Tile]:
         """The tiles of ``items``, copied in one call: a change of thread costs as much as a tile.
 
@@ -349,7 +339,9 @@ class Producer:
             self._kept[item] = tile
 
     def _seal(self, loaded: Loaded, named: frozenset[bytes]) -> Sealed:
-        if loaded.tile is not None:
+        if loaded.chunk is not None:
+            reference, piece = loaded.chunk
+        elif loaded.tile is not None:
             reference, piece = self._seal_tile(loaded.tile)
         else:
             token_ids, states = self.session.token_ids, self._states
@@ -370,57 +362,6 @@ class Producer:
         sealed = seal_tile_framed(self._binding.context, tile, object_frame, scratch)
         self._scratch.append(scratch)
         return sealed
-
-
-class Sealing:
-    """Seals what comes out of a queue on threads, ahead of whoever takes it, in its order.
-
-    What is there is handed to the threads before the one before is given out: a stream's write
-    encrypts in the event loop's own thread, so whatever waited for a turn of the loop would only
-    begin when that is done.
-
-    Args:
-        queue: What is to be sealed; None is its end.
-        seal: Seals one. Runs on several threads at once.
-    """
-
-    def __init__(
-        self, queue: asyncio.Queue[Loaded | None], seal: Callable[[Loaded], Sealed]
-    ) -> None:
-        self._queue = queue
-        self._seal = seal
-        self._ahead: deque[asyncio.Future[Sealed]] = deque()
-        self._over = False
-
-    async def take(self) -> Sealed | None:
-        """The next one; None after the last.
-
-        Raises:
-            KvpackError: What sealing it raised.
-        """
-        self._look_ahead()
-        if not self._ahead:
-            if self._over:
-                return None
-            self._hand_over(await self._queue.get())
-            return await self.take()
-        sealed = await self._ahead[0]
-        self._ahead.popleft()
-        self._look_ahead()
-        return sealed
-
-    def _look_ahead(self) -> None:
-        while len(self._ahead) < AHEAD_TILES and not self._queue.empty():
-            self._hand_over(self._queue.get_nowait())
-
-    def _hand_over(self, loaded: Loaded | None) -> None:
-        if loaded is None:
-            self._over = True
-            return
-        sealing = asyncio.get_running_loop().run_in_executor(None, self._seal, loaded)
-        # Where nobody takes it any more nobody has to hear why it failed, either.
-        sealing.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._ahead.append(sealing)
 
 
 def seal_item(
@@ -453,6 +394,20 @@ def seal_item(
 
 def _read_tiles(session: Session, specs: Sequence[TileSpec]) -> list[Tile]:
     return session.generation.read_tiles(specs)
+
+
+def _read_live_tiles(
+    session: Session, layout: CacheLayout, specs: Sequence[TileSpec]
+) -> list[Tile | None]:
+    """As :func:`_read_tiles`; None for a tile of which a row has left its window."""
+
+    def lives(spec: TileSpec) -> bool:
+        oldest = max(layout.layers[layer].first_row(session.position) for layer in spec.layers)
+        return oldest <= spec.first_position
+
+    live = [spec for spec in specs if lives(spec)]
+    read = dict(zip(live, _read_tiles(session, live), strict=True))
+    return [read.get(spec) for spec in specs]
 
 
 def _prefill(session: Session, call_tokens: int) -> float:

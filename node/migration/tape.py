@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kvpack import limits
 from kvpack.chunk import ChunkClass
@@ -33,6 +34,9 @@ class StateAt:
 
 
 Item = TileSpec | TokenRange | StateAt
+
+#: So many tokens later a block that :meth:`Tape.settled` gives is still one of the window.
+SETTLED_TOKENS: Final = 64
 
 
 class Tape:
@@ -94,6 +98,19 @@ class Tape:
         self.items += (StateAt(cut, ChunkClass.SESSION), StateAt(cut, ChunkClass.SAMPLER))
         ordered = sorted(rest, key=lambda spec: spec.end_position)
         self.items += ordered
+
+    def settled(self, position: int) -> tuple[TileSpec, ...]:
+        """Whole blocks of the windows at ``position`` that a cut soon after has as they are."""
+        shapes = [shape for shape in self.layout.layers if shape.kind is LayerKind.SWA]
+        later = position + SETTLED_TOKENS
+        first = min((shape.first_row(later) for shape in shapes), default=position)
+        found = tile_specs(self.layout, LayerKind.SWA, first - first % limits.GRID_TOKENS, position)
+        return tuple(
+            spec
+            for spec in found
+            if spec.token_count == limits.GRID_TOKENS
+            and spec.first_position >= self.layout.layers[spec.layers[0]].first_row(later)
+        )
 
     def rows_needed(self, index: int) -> int:
         """Rows that must be computed before item ``index`` can be read."""

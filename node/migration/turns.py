@@ -17,7 +17,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from node.migration.producer import Loaded, Producer
+from node.migration.producer import Producer
+from node.migration.sealing import Loaded
 
 #: How long a stream that is open waits for its turn: less than the time after which a target gives
 #: such a stream up.

@@ -23,7 +23,7 @@ from node.dataplane.socket_call import SocketCall
 from node.errors import PeerUnavailableError
 from node.migration import feed as feed_module
 from node.migration.feed import Feed
-from node.migration.producer import Sealed
+from node.migration.sealing import Sealed
 from node.migration.timeline import Timeline
 from node.migration.wire import Meter
 from node.pb.v1 import migration_pb2 as pb

@@ -9,7 +9,7 @@ import pytest
 from node_support import events, move, prompt, run
 
 from node.migration.feed import Feed
-from node.migration.producer import AHEAD_TILES, Loaded, Sealed, Sealing
+from node.migration.sealing import AHEAD_TILES, Loaded, Sealed, Sealing
 
 #: A thread that does not begin by then never does.
 BEGUN_S = 5.0
