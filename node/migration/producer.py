@@ -229,7 +229,7 @@ class Producer:
             if await self._freeze():
                 self._require_one_context()
                 self.zero_s = time.monotonic()
-                tape.close(self.session.next_index - 1)
+                tape.close(self.session.next_index - 1, self._window.specs)
                 fault_points.reach("source.frozen")
                 self._note_state(self.session.next_index - 1)
                 self.tell()

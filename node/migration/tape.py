@@ -7,7 +7,7 @@ there. Items are descriptions; rows are read again when they are sent again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,8 +83,13 @@ class Tape:
             self.items += tile_specs(self.layout, LayerKind.FULL, self._full_rows, whole)
             self._full_rows = whole
 
-    def close(self, cut: int) -> None:
+    def close(self, cut: int, ready: Collection[TileSpec] = ()) -> None:
         """Fix the cut: append token ids, session state, and all rows that are not on the tape yet.
+
+        Args:
+            cut: Tokens of the cut.
+            ready: Rows that need not be made any more. Those of the cut leave first of all, while
+                the others are read.
 
         Raises:
             RuntimeError: The cut is known already, or lies before rows that are on the tape.
@@ -94,10 +99,11 @@ class Tape:
         self.cut, self.cut_index = cut, len(self.items)
         sent = set(self.items)
         rest = [spec for spec in cut_tile_specs(self.layout, cut) if spec not in sent]
+        rest.sort(key=lambda spec: spec.end_position)
+        self.items += [spec for spec in rest if spec in ready]
         self.items += _token_ranges(cut)
         self.items += (StateAt(cut, ChunkClass.SESSION), StateAt(cut, ChunkClass.SAMPLER))
-        ordered = sorted(rest, key=lambda spec: spec.end_position)
-        self.items += ordered
+        self.items += [spec for spec in rest if spec not in ready]
 
     def settled(self, position: int) -> tuple[TileSpec, ...]:
         """Whole blocks of the windows at ``position`` that a cut soon after has as they are."""

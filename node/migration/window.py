@@ -38,7 +38,12 @@ class WindowAhead:
     ) -> None:
         self._read = read
         self._seal = seal
-        self._chunks: dict[object, Chunk] = {}
+        self._chunks: dict[TileSpec, Chunk] = {}
+
+    @property
+    def specs(self) -> frozenset[TileSpec]:
+        """What is held."""
+        return frozenset(self._chunks)
 
     async def renew(self, specs: Sequence[TileSpec]) -> None:
         """Hold the chunks of ``specs`` and no others; those whose rows are gone meanwhile excepted.
@@ -56,4 +61,4 @@ class WindowAhead:
 
     def take(self, item: object) -> Chunk | None:
         """The chunk of ``item``, once, if it is held."""
-        return self._chunks.pop(item, None)
+        return self._chunks.pop(item, None) if isinstance(item, TileSpec) else None
