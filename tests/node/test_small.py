@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine import DecodingState, SamplerState, SamplingParameters, TextStream
@@ -21,7 +21,16 @@ from node.config import Address
 from node.errors import UsageError
 from node.migration.tape import StateAt, Tape, TokenRange
 from node.migration.timeline import Timeline
-from node.migration.wire import decode_piece, encode_object, encode_open, transfer_ref
+from node.migration.wire import (
+    Cut,
+    Held,
+    decode_piece,
+    encode_cut,
+    encode_held,
+    encode_object,
+    encode_open,
+    transfer_ref,
+)
 from node.pb.v1 import migration_pb2 as pb
 from node.session import check_session_id
 from node.state import (
@@ -56,13 +65,24 @@ def test_the_opening_piece_names_the_transfer(epoch, number):
 
 
 @given(st.binary(max_size=60))
+@example(encode_object(b"chunk"))
+@example(encode_held(bytes(32)))
+@example(encode_cut(1))
+@example(encode_open(transfer_ref(1, 2)))
 def test_any_bytes_are_a_piece_or_a_format_error_and_pieces_are_canonical(message):
     try:
         piece = decode_piece(message)
     except FormatError:
         return
-    again = encode_object(bytes(piece)) if isinstance(piece, memoryview) else encode_open(piece)
-    assert again == message
+    assert encoded_again(piece) == message
+
+
+def encoded_again(piece):
+    if isinstance(piece, memoryview):
+        return encode_object(bytes(piece))
+    if isinstance(piece, Held):
+        return encode_held(piece.seal_id)
+    return encode_cut(piece.position) if isinstance(piece, Cut) else encode_open(piece)
 
 
 STATES = st.builds(
