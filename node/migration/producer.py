@@ -165,7 +165,9 @@ class Producer:
             await self._engine.passed()
             raise
         finally:
-            # Whatever ended this: nobody else may have the session while a call of it is under way.
+            # Whatever ended this: memory for one window set is had in one's turn only, and nobody
+            # else may have the session while a call of it is under way.
+            self._window.keep(())
             await over(None if self._last is None else self._last.task)
             await over(self._boundary)
         if self._boundary is not None:
@@ -218,7 +220,7 @@ class Producer:
             tape.grow(self.session.position)
             if index == len(tape.items):
                 # While the last blocks are on their way.
-                await self._window.renew(tape.settled(self.session.position))
+                await self._seal_window(consumer)
                 await _left(queue, consumer)
         patience = time.monotonic() + FREEZE_S
         while tape.cut is None:
@@ -229,7 +231,7 @@ class Producer:
             if await self._freeze():
                 self._require_one_context()
                 self.zero_s = time.monotonic()
-                tape.close(self.session.next_index - 1, self._window.specs)
+                self._window.keep(tape.close(self.session.next_index - 1, self._window.specs))
                 fault_points.reach("source.frozen")
                 self._note_state(self.session.next_index - 1)
                 self.tell()
@@ -238,6 +240,17 @@ class Producer:
                     f"session {self.session.session_id}: busy for {FREEZE_S:.0f} s; no time to cut"
                 )
         return index < len(tape.items)
+
+    async def _seal_window(self, consumer: asyncio.Task[None]) -> None:
+        """Seal what of the windows any cut soon after has; what ends ``consumer`` is raised."""
+
+        def still() -> None:
+            if consumer.done():
+                consumer.result()
+            # Each batch waits for the engine, which others use as well.
+            self.tell()
+
+        await self._window.renew(self.tape.settled(self.session.position), still)
 
     def _require_one_context(self) -> None:
         """A live session may be given another context while it is sent: then nothing fits."""
@@ -270,11 +283,10 @@ class Producer:
                 break
             indices.append(index)
         items = [self.tape.items[index] for index in indices]
-        # The oldest rows are read all the same, and kept: they cannot be read again.
-        sealed = {i: self._window.take(i) for i in items if not self.tape.overwritten_next(i)}
-        tiles = await self._read([item for item in items if sealed.get(item) is None])
+        sealed = {item: self._window.take(item) for item in items}
+        tiles = await self._read([item for item in items if sealed[item] is None])
         return [
-            Loaded(index, item, tiles.get(item), sealed.get(item))
+            Loaded(index, item, tiles.get(item), sealed[item])
             for index, item in zip(indices, items, strict=True)
         ]
 
@@ -316,6 +328,7 @@ class Producer:
         self.tell()
 
     async def _read_live(self, specs: Sequence[TileSpec]) -> list[Tile | None]:
+        # Of another context, should it have been replaced: the freeze looks.
         return await self._engine.call(_read_live_tiles, self.session, self.tape.layout, specs)
 
     async def _read(self, items: Sequence[Item]) -> dict[Item, Tile]:
@@ -399,11 +412,12 @@ def _read_tiles(session: Session, specs: Sequence[TileSpec]) -> list[Tile]:
 def _read_live_tiles(
     session: Session, layout: CacheLayout, specs: Sequence[TileSpec]
 ) -> list[Tile | None]:
-    """As :func:`_read_tiles`; None for a tile of which a row has left its window."""
+    """As :func:`_read_tiles`; None for a tile of which a row has left its window, or is gone."""
+    position = session.position
 
     def lives(spec: TileSpec) -> bool:
-        oldest = max(layout.layers[layer].first_row(session.position) for layer in spec.layers)
-        return oldest <= spec.first_position
+        oldest = max(layout.layers[layer].first_row(position) for layer in spec.layers)
+        return oldest <= spec.first_position and spec.end_position <= position
 
     live = [spec for spec in specs if lives(spec)]
     read = dict(zip(live, _read_tiles(session, live), strict=True))

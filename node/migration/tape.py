@@ -83,13 +83,16 @@ class Tape:
             self.items += tile_specs(self.layout, LayerKind.FULL, self._full_rows, whole)
             self._full_rows = whole
 
-    def close(self, cut: int, ready: Collection[TileSpec] = ()) -> None:
+    def close(self, cut: int, ready: Collection[TileSpec] = ()) -> tuple[TileSpec, ...]:
         """Fix the cut: append token ids, session state, and all rows that are not on the tape yet.
 
         Args:
             cut: Tokens of the cut.
-            ready: Rows that need not be made any more. Those of the cut leave first of all, while
-                the others are read.
+            ready: Rows that need not be read and sealed any more.
+
+        Returns:
+            Those of ``ready`` that the cut has, but for what has to be read all the same. They
+            leave first of all, while the others are read.
 
         Raises:
             RuntimeError: The cut is known already, or lies before rows that are on the tape.
@@ -100,10 +103,12 @@ class Tape:
         sent = set(self.items)
         rest = [spec for spec in cut_tile_specs(self.layout, cut) if spec not in sent]
         rest.sort(key=lambda spec: spec.end_position)
-        self.items += [spec for spec in rest if spec in ready]
+        ahead = tuple(s for s in rest if s in ready and not self.overwritten_next(s))
+        self.items += ahead
         self.items += _token_ranges(cut)
         self.items += (StateAt(cut, ChunkClass.SESSION), StateAt(cut, ChunkClass.SAMPLER))
-        self.items += [spec for spec in rest if spec not in ready]
+        self.items += [spec for spec in rest if spec not in set(ahead)]
+        return ahead
 
     def settled(self, position: int) -> tuple[TileSpec, ...]:
         """Whole blocks of the windows at ``position`` that a cut soon after has as they are."""

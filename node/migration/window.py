@@ -10,7 +10,7 @@ have given, and one that it does not have is dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
 from kvpack.chunk import ChunkReference
@@ -45,19 +45,28 @@ class WindowAhead:
         """What is held."""
         return frozenset(self._chunks)
 
-    async def renew(self, specs: Sequence[TileSpec]) -> None:
+    async def renew(self, specs: Sequence[TileSpec], still: Callable[[], None]) -> None:
         """Hold the chunks of ``specs`` and no others; those whose rows are gone meanwhile excepted.
 
+        Args:
+            specs: Blocks of the windows where they stand now.
+            still: Called before every batch; raises where nobody takes them any more.
+
         Raises:
-            KvpackError: What reading or sealing raises.
+            KvpackError: What reading, sealing or ``still`` raises.
         """
-        self._chunks = {spec: self._chunks[spec] for spec in specs if spec in self._chunks}
+        self.keep(specs)
         missing = [spec for spec in specs if spec not in self._chunks]
         for first in range(0, len(missing), BATCH_TILES):
+            still()
             read = await self._read(missing[first : first + BATCH_TILES])
             tiles = [tile for tile in read if tile is not None]
             chunks = await asyncio.gather(*(asyncio.to_thread(self._seal, tile) for tile in tiles))
             self._chunks.update({t.spec: chunk for t, chunk in zip(tiles, chunks, strict=True)})
+
+    def keep(self, specs: Collection[TileSpec]) -> None:
+        """Let go of what is not among ``specs``; it can be made again."""
+        self._chunks = {spec: chunk for spec, chunk in self._chunks.items() if spec in specs}
 
     def take(self, item: object) -> Chunk | None:
         """The chunk of ``item``, once, if it is held."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 
 import pytest
@@ -10,13 +11,14 @@ from node_support import LAYERS, events, move, prompt, run
 
 from kvpack.layout import LayerKind
 from kvpack.limits import GRID_TOKENS
-from kvpack.snapshot import cut_tile_specs
-from node.errors import PeerUnavailableError
+from kvpack.snapshot import Tile, TileSpec, cut_tile_specs
+from node.errors import PeerAnswerError, PeerUnavailableError
 from node.migration import producer as producer_module
 from node.migration.feed import Feed
 from node.migration.producer import Producer
 from node.migration.tape import SETTLED_TOKENS, Tape
 from node.migration.window import WindowAhead
+from node.stream import Stream
 from tests.small_model import make_small_model
 
 #: Four to five blocks: at 1800 rows, 1,024 to 1,792 are whole in it.
@@ -24,6 +26,9 @@ WINDOW = 1024
 TOKENS = 1801
 #: One whose oldest row begins a block where no block of the full layers ends.
 ODD_WINDOW = 1000
+
+#: Item of the tape that is the last whole block of the full layers: the seventh.
+LAST_WHOLE = 6
 
 SETTLED = {(1024, 256), (1280, 256), (1536, 256)}
 
@@ -37,6 +42,19 @@ def wide(world, tmp_path):
 def with_window(world, folder, window):
     make_small_model(folder, "muse_glimmer", seed=3, window=window, layers=LAYERS)
     return dataclasses.replace(world, model_dir=folder)
+
+
+@pytest.fixture
+def producers(monkeypatch):
+    """Whatever makes what a move sends, as it is made."""
+    made, init = [], Producer.__init__
+
+    def noted(producer, *args, **kwargs):
+        init(producer, *args, **kwargs)
+        made.append(producer)
+
+    monkeypatch.setattr(Producer, "__init__", noted)
+    return made
 
 
 @dataclasses.dataclass
@@ -67,11 +85,11 @@ class Seals:
         return found
 
 
-async def moved_and_twin(giving, target, taking, index=TOKENS):
+async def moved_and_twin(giving, target, taking, index=TOKENS, **wish):
     """``(result, moved, expected)``: what session ``s`` says next on both sides of a live move."""
     twin = await giving.append(await giving.open("twin"), prompt(index))
     expected = await events(giving, twin, index, 8)
-    result = await move(giving, target, await giving.get("s"))
+    result = await move(giving, target, await giving.get("s"), **wish)
     return result, await events(taking, await taking.get("s"), index, 8), expected
 
 
@@ -91,7 +109,30 @@ def test_settled_blocks_are_chunks_of_every_cut_soon_after(wide):
     assert most == (WINDOW - SETTLED_TOKENS) // GRID_TOKENS
 
 
-def test_only_the_ends_of_a_window_are_sealed_after_the_freeze(wide, monkeypatch):
+def test_what_is_held_is_what_was_asked_for_last_and_is_given_once(wide):
+    """One window set: neither older blocks nor given ones stay."""
+
+    async def work():
+        async with wide.node("source") as (node, _):
+            layout = node.sessions.engine.model.layout
+        specs = Tape(layout).settled(TOKENS)
+
+        async def read(asked):
+            return [Tile(spec, bytes(spec.data_bytes(layout))) for spec in asked]
+
+        ahead = WindowAhead(read, lambda tile: (None, bytes(tile.spec.first_position)))
+        await ahead.renew(specs[:2], lambda: None)
+        await ahead.renew(specs[1:], lambda: None)
+        held = ahead.specs
+        taken = [ahead.take(spec) for spec in (specs[1], specs[1], specs[0])]
+        return specs, held, taken, ahead.specs
+
+    specs, held, taken, left = run(work())
+    assert held == set(specs[1:]) and left == set(specs[2:])
+    assert taken == [(None, bytes(specs[1].first_position)), None, None]
+
+
+def test_only_the_ends_of_a_window_are_sealed_after_the_freeze(wide, monkeypatch, producers):
     async def work():
         async with wide.pair() as (_, giving, target, taking):
             await giving.append(await giving.open("s"), prompt(TOKENS))
@@ -102,27 +143,47 @@ def test_only_the_ends_of_a_window_are_sealed_after_the_freeze(wide, monkeypatch
     assert moved == expected and result.continuation_verdict == "exact"
     assert set(seals.before) == SETTLED and len(seals.before) == len(SETTLED)
     assert seals.after == [(776, 248), (1792, 8)]
+    # They leave first, and nothing of them stays.
+    tape = producers[-1].tape
+    first = tape.items[tape.cut_index : tape.cut_index + len(SETTLED)]
+    assert {(spec.first_position, spec.token_count) for spec in first} == SETTLED
+    assert not producers[-1]._window.specs
 
 
-def test_a_block_that_the_window_left_meanwhile_is_not_sent(wide, monkeypatch):
-    """The session was given more before it froze: what is sealed ahead is of another window."""
+@pytest.mark.parametrize(
+    ("window", "compress"), [(WINDOW, False), (1000, True), (600, False), (5000, False)]
+)
+def test_a_block_that_the_window_left_before_the_freeze_is_not_sent(
+    world, tmp_path, monkeypatch, producers, window, compress
+):
+    """What is known and not computed yet is computed within the freeze: the window goes on."""
+    some = with_window(world, tmp_path / "some", window)
     renew, more = WindowAhead.renew, prompt(TOKENS + 700)[TOKENS:]
 
     async def work():
-        async with wide.pair() as (_, giving, target, taking):
+        async with some.pair() as (source, giving, target, taking):
             await giving.append(await giving.open("s"), prompt(TOKENS))
-            appended = []
+            session, held = await source.sessions.find("s"), []
 
-            async def renew_and_append(ahead, specs):
-                await renew(ahead, specs)
-                if not appended:
-                    appended.append(await giving.append(await giving.get("s"), more))
+            async def renew_and_extend(ahead, *others):
+                await renew(ahead, *others)
+                if not held:
+                    held.extend(spec.first_position for spec in ahead.specs)
+                    await source.sessions.engine.call(session.extend, more)
 
-            monkeypatch.setattr(WindowAhead, "renew", renew_and_append)
-            return await moved_and_twin(giving, target, taking, TOKENS + 700)
+            monkeypatch.setattr(WindowAhead, "renew", renew_and_extend)
+            told = await moved_and_twin(giving, target, taking, TOKENS + 700, compress=compress)
+            return *told, held
 
-    result, moved, expected = run(work())
+    result, moved, expected, held = run(work())
     assert moved == expected and result.continuation_verdict == "exact"
+    tape, cut = producers[-1].tape, TOKENS + 700 - 1
+    oldest = max(0, cut - window)
+    sent = [item for item in tape.items if isinstance(item, TileSpec)]
+    assert sorted(map(repr, sent)) == sorted(map(repr, cut_tile_specs(tape.layout, cut)))
+    # Some were of no use, unless the window holds everything.
+    assert any(first < oldest for first in held) == (window < TOKENS)
+    assert not producers[-1]._window.specs
 
 
 def test_rows_that_left_their_window_before_they_were_read_are_left_out(wide, monkeypatch):
@@ -149,25 +210,157 @@ def test_rows_that_left_their_window_before_they_were_read_are_left_out(wide, mo
     assert {spec.first_position for spec in gone} == {1024, 1280}
 
 
-def test_what_was_sealed_ahead_is_made_again_for_a_link_that_lost_it(wide, monkeypatch):
-    write, broken = Feed._write, []
+def test_what_was_sealed_ahead_is_made_again_for_a_link_that_lost_it(wide, monkeypatch, producers):
+    write, lost = Feed._write, []
 
     async def breaks(feed, call, sealed):
-        await write(feed, call, sealed)
-        if feed.tape.cut is not None and sealed.index == len(feed.tape.items) - 2 and not broken:
-            broken.append(sealed.index)
-            await asyncio.sleep(0.05)
+        if sealed.index == feed.tape.cut_index + 1 and feed.tape.cut is not None and not lost:
+            lost.append(feed.tape.items[sealed.index].first_position)
             raise PeerUnavailableError("cut")
+        await write(feed, call, sealed)
 
     async def work():
         async with wide.pair() as (_, giving, target, taking):
             await giving.append(await giving.open("s"), prompt(TOKENS))
+            seals = Seals.watch(monkeypatch)
+            monkeypatch.setattr(Feed, "_write", breaks)
+            return await moved_and_twin(giving, target, taking), seals
+
+    (result, moved, expected), seals = run(work())
+    assert lost == [1280] and result.resumed == 1
+    assert moved == expected and result.continuation_verdict == "exact"
+    # Once before the freeze, and again after the break: what was held for its turn was let go.
+    assert (1280, 256) in seals.before and (1280, 256) in seals.after
+
+
+def test_a_stream_that_breaks_lets_go_of_what_was_sealed_ahead(wide, monkeypatch, producers):
+    """Its turn at the wire is another's then, who seals a window set of his own."""
+    renew, seen = WindowAhead.renew, []
+
+    async def work():
+        async with wide.pair() as (_, giving, target, _taking):
+            for name in "ab":
+                await giving.append(await giving.open(name), prompt(TOKENS))
+
+            async def renew_and_break(ahead, *others):
+                await renew(ahead, *others)
+                seen.append([len(producer._window.specs) for producer in producers])
+                if len(seen) == 1:
+                    raise PeerUnavailableError("cut")
+
+            monkeypatch.setattr(WindowAhead, "renew", renew_and_break)
+            first = asyncio.create_task(move(giving, target, await giving.get("a")))
+            while not producers:
+                await asyncio.sleep(0.001)
+            second = asyncio.create_task(move(giving, target, await giving.get("b")))
+            return await first, await second
+
+    first, second = run(work())
+    assert (first.resumed, second.resumed) == (1, 0)
+    assert len(seen) >= 3 and all(sum(map(bool, held)) == 1 for held in seen)
+
+
+def test_a_link_that_breaks_while_blocks_are_sealed_is_not_noticed_late(wide, monkeypatch):
+    """Every batch waits for an engine that others use: the time for going on would be over."""
+    read, write, tell, broken = Producer._read_live, Feed._write, Producer.tell, []
+    reads, told = [], []
+
+    async def waits(producer, specs):
+        reads.append(bool(broken))
+        told.append(0)
+        await asyncio.sleep(0.4)
+        return await read(producer, specs)
+
+    def noted(producer):
+        if told:
+            told[-1] += 1
+        tell(producer)
+
+    async def breaks(feed, call, sealed):
+        await write(feed, call, sealed)
+        if sealed.index == LAST_WHOLE and not broken:
+            while not reads:
+                await asyncio.sleep(0.001)
+            broken.append(len(reads))
+            raise PeerUnavailableError("cut")
+
+    async def work():
+        async with wide.pair() as (source, giving, target, taking):
+            source.moves._source = dataclasses.replace(source.moves.source, resume_s=1.0)
+            await giving.append(await giving.open("s"), prompt(TOKENS))
+            monkeypatch.setattr("node.migration.window.BATCH_TILES", 1)
+            monkeypatch.setattr(Producer, "_read_live", waits)
+            monkeypatch.setattr(Producer, "tell", noted)
             monkeypatch.setattr(Feed, "_write", breaks)
             return await moved_and_twin(giving, target, taking)
 
     result, moved, expected = run(work())
-    assert broken and result.resumed == 1
-    assert moved == expected and result.continuation_verdict == "exact"
+    assert moved == expected and result.continuation_verdict == "exact" and result.resumed == 1
+    # The batch that was being read, then all of them in the stream after it; each one tells.
+    assert broken == [1] and len(reads) == 1 + len(SETTLED)
+    assert all(told)
+
+
+@pytest.mark.parametrize("tokens", [500, TOKENS], ids=["shorter", "as long"])
+def test_a_context_that_is_replaced_meanwhile_ends_the_move_in_these_words(
+    wide, monkeypatch, tokens
+):
+    read, done = Producer._read_live, []
+
+    async def work():
+        async with wide.pair() as (source, giving, target, _taking):
+            await giving.append(await giving.open("s"), prompt(TOKENS))
+            session, engine = await source.sessions.find("s"), source.sessions.engine
+
+            def rebuild():
+                model = engine.model
+                staged = Stream(model.new_generation(), prompt(tokens, 9), model.vocab_size)
+                staged.prefill_next(tokens - 1)
+                session.rebuild(staged)
+
+            async def rebuild_and_read(producer, specs):
+                if not done:
+                    done.append(True)
+                    async with session.lock:
+                        await engine.call(rebuild)
+                return await read(producer, specs)
+
+            monkeypatch.setattr(Producer, "_read_live", rebuild_and_read)
+            with pytest.raises(PeerAnswerError, match="context was replaced"):
+                await move(giving, target, await giving.get("s"))
+            return await events(giving, await giving.get("s"), tokens, 3)
+
+    assert len(run(work())) == 3
+
+
+def test_a_session_that_decodes_on_goes_on_as_its_twin(wide, monkeypatch, producers):
+    count, renewed, renew = 120, [], WindowAhead.renew
+
+    async def noted(ahead, specs, still):
+        renewed.append(len(specs))
+        await renew(ahead, specs, still)
+
+    monkeypatch.setattr(WindowAhead, "renew", noted)
+
+    async def work():
+        async with wide.pair() as (_, giving, target, taking):
+            twin = await giving.append(await giving.open("twin"), prompt(TOKENS))
+            expected = await events(giving, twin, TOKENS, count)
+            session = await giving.append(await giving.open("s"), prompt(TOKENS))
+            found, moving = [], None
+            with contextlib.suppress(PeerAnswerError):
+                async for event in giving.generate(session, TOKENS, count):
+                    found.append((event.index, event.token_id, event.logits))
+                    if moving is None and len(found) == 5:
+                        moving = asyncio.create_task(move(giving, target, session))
+            result, index = await moving, TOKENS + len(found)
+            found += await events(taking, await taking.get("s"), index, count - len(found))
+            return found, expected, result
+
+    found, expected, result = run(work())
+    assert [one[:2] for one in found] == [one[:2] for one in expected]
+    assert renewed and result.first_index > TOKENS + 5
+    assert result.continuation_verdict == "exact" and not producers[-1]._window.specs
 
 
 def test_a_session_shorter_than_its_window_is_sealed_ahead_from_its_first_row(wide, monkeypatch):
@@ -188,8 +381,8 @@ def test_the_oldest_row_is_kept_though_its_block_was_sealed_ahead(world, tmp_pat
     write, renew, tokens = Feed._write, WindowAhead.renew, 1024 + ODD_WINDOW + 1
     broken, appended, held = [], [], []
 
-    async def renew_and_append(ahead, specs):
-        await renew(ahead, specs)
+    async def renew_and_append(ahead, specs, still):
+        await renew(ahead, specs, still)
         if not appended:
             held.extend(spec.first_position for spec in specs)
             appended.append(await ahead_of[0].append(await ahead_of[0].get("s"), last))
