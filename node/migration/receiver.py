@@ -62,7 +62,7 @@ class Arrived:
     """
 
     generation: Generation
-    token_ids: tuple[int, ...]
+    token_ids: list[int]
     state: SessionState
     decoding: DecodingState | None
 
@@ -264,7 +264,8 @@ class Receiver:
         generation = await self._engine.call(finish, schedule, mixed=mixed)
         self._let_go()
         self._manifest = inventory.manifest
-        return Arrived(generation, (*token_ids, state.pending_token), state, self._decoding)
+        token_ids.append(state.pending_token)
+        return Arrived(generation, token_ids, state, self._decoding)
 
     async def publish(self) -> None:
         """Finish the pack and make it durable under its name.
