@@ -26,7 +26,9 @@ from .nursery import ROOT, Child, Nursery, execute
 
 NODES = ("a", "b")
 CLIENT = "client"
-WINDOW = 32
+#: With the prompts of the campaign: a window that is not full, two that have wrapped, and with two of
+#: the three a block of it that is sealed before the freeze.
+WINDOW = 512
 LAYERS = 6
 
 #: Short, so that no test waits for long; long enough for a node that has to start anew.
