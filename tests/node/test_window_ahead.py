@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 
 import pytest
 from node_support import LAYERS, events, move, prompt, run
@@ -85,12 +86,19 @@ class Seals:
         return found
 
 
-async def moved_and_twin(giving, target, taking, index=TOKENS, **wish):
-    """``(result, moved, expected)``: what session ``s`` says next on both sides of a live move."""
-    twin = await giving.append(await giving.open("twin"), prompt(index))
-    expected = await events(giving, twin, index, 8)
+async def moved_and_twin(giving, target, taking, *given, **wish):
+    """``(result, moved, expected)``: what session ``s`` says next on both sides of a live move.
+
+    ``given`` are its lengths after each time that it was given tokens: a twin that got them at
+    another place was computed in other calls, and may have other bits on a GPU.
+    """
+    given = given or (TOKENS,)
+    twin = await giving.open("twin")
+    for start, end in itertools.pairwise((0, *given)):
+        twin = await giving.append(twin, prompt(end)[start:])
+    expected = await events(giving, twin, given[-1], 8)
     result = await move(giving, target, await giving.get("s"), **wish)
-    return result, await events(taking, await taking.get("s"), index, 8), expected
+    return result, await events(taking, await taking.get("s"), given[-1], 8), expected
 
 
 def test_settled_blocks_are_chunks_of_every_cut_soon_after(wide):
@@ -172,7 +180,9 @@ def test_a_block_that_the_window_left_before_the_freeze_is_not_sent(
                     await source.sessions.engine.call(session.extend, more)
 
             monkeypatch.setattr(WindowAhead, "renew", renew_and_extend)
-            told = await moved_and_twin(giving, target, taking, TOKENS + 700, compress=compress)
+            told = await moved_and_twin(
+                giving, target, taking, TOKENS, TOKENS + 700, compress=compress
+            )
             return *told, held
 
     result, moved, expected, held = run(work())
@@ -203,7 +213,7 @@ def test_rows_that_left_their_window_before_they_were_read_are_left_out(wide, mo
                 return tiles
 
             monkeypatch.setattr(Producer, "_read_live", append_and_read)
-            return await moved_and_twin(giving, target, taking, TOKENS + 700)
+            return await moved_and_twin(giving, target, taking, TOKENS, TOKENS + 700)
 
     result, moved, expected = run(work())
     assert moved == expected and result.continuation_verdict == "exact"
@@ -405,7 +415,7 @@ def test_the_oldest_row_is_kept_though_its_block_was_sealed_ahead(world, tmp_pat
             await giving.append(await giving.open("s"), prompt(tokens)[:-SETTLED_TOKENS])
             monkeypatch.setattr(WindowAhead, "renew", renew_and_append)
             monkeypatch.setattr(Feed, "_write", breaks)
-            return await moved_and_twin(giving, target, taking, tokens)
+            return await moved_and_twin(giving, target, taking, tokens - SETTLED_TOKENS, tokens)
 
     result, moved, expected = run(work())
     assert 1024 in held and broken == [1024] and result.resumed == 1
