@@ -39,6 +39,9 @@ STALL_S: Final = 30.0
 LOOK_S: Final = 1.0
 IDLE_LOOK_S: Final = 0.005
 
+#: How often it is looked whether a call is still open while nothing of it is under way.
+OPEN_LOOK_S: Final = 0.1
+
 #: The whole stream, prefill included. A prompt of a million tokens on a slow machine fits.
 STREAM_S: Final = 6 * 3600.0
 
@@ -236,10 +239,17 @@ class Feed:
         self._report()
 
     async def _idle(self, call: Any, sealing: asyncio.Future[Sealed | None]) -> Sealed | None:  # noqa: ANN401
-        """The next chunk; while there is none, what leaves of those before it is noted."""
-        while self._written and not sealing.done():
-            await asyncio.wait({sealing}, timeout=IDLE_LOOK_S)
-            call.require_open()
+        """The next chunk; while there is none, what leaves of those before it is noted.
+
+        A live session may be frozen next: a link that broke meanwhile is better known before.
+        """
+        while not sealing.done():
+            look_s = IDLE_LOOK_S if self._written else OPEN_LOOK_S
+            await asyncio.wait({sealing}, timeout=look_s)
+            if isinstance(call, SendsBehind):
+                call.require_open()
+            elif call.done():
+                raise asyncio.InvalidStateError
             self._look(call)
         return await sealing
 

@@ -5,8 +5,8 @@ in the order of the tape; what was made once can be made again, byte for byte, f
 lost it, also after the boundary call has overwritten a row of a ring.
 
 A live session is sent while it decodes on: its full layers' whole blocks first, and only when all
-of them have left is it held, for the rest. What was read and still waits for the link would be
-waited for by a session that nobody serves.
+of them have left, and whole blocks of its windows are sealed, is it held, for the rest. What was
+read and still waits for the link would be waited for by a session that nobody serves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kvpack.snapshot import Tile, TileSpec
 from node import fault_points
 from node.binding import PackBinding
 from node.engine_thread import EngineThread
-from node.errors import SessionFrozenError, TransferFailedError
+from node.errors import NodeBusyError, SessionFrozenError, TransferFailedError
 from node.migration.early import EarlyTiles, GivesEarly, LastCall, over
 from node.migration.sealing import Loaded, Sealed, Sealing
 from node.migration.tape import Item, Tape, TokenRange
@@ -165,8 +165,8 @@ class Producer:
             await self._engine.passed()
             raise
         finally:
-            # Whatever ended this: memory for one window set is had in one's turn only, and nobody
-            # else may have the session while a call of it is under way.
+            # Whatever ended this: the turn is another's, who seals a window set of his own, and
+            # nobody else may have the session while a call of it is under way.
             self._window.keep(())
             await over(None if self._last is None else self._last.task)
             await over(self._boundary)
@@ -250,7 +250,9 @@ class Producer:
             # Each batch waits for the engine, which others use as well.
             self.tell()
 
-        await self._window.renew(self.tape.settled(self.session.position), still)
+        # Without memory, or a place in the engine's line, it is sealed when it is sent.
+        with contextlib.suppress(MemoryError, NodeBusyError):
+            await self._window.renew(self.tape.settled(self.session.position), still)
 
     def _require_one_context(self) -> None:
         """A live session may be given another context while it is sent: then nothing fits."""

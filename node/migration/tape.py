@@ -107,7 +107,8 @@ class Tape:
         self.items += ahead
         self.items += _token_ranges(cut)
         self.items += (StateAt(cut, ChunkClass.SESSION), StateAt(cut, ChunkClass.SAMPLER))
-        self.items += [spec for spec in rest if spec not in set(ahead)]
+        first = frozenset(ahead)
+        self.items += [spec for spec in rest if spec not in first]
         return ahead
 
     def settled(self, position: int) -> tuple[TileSpec, ...]:

@@ -4,7 +4,8 @@ What the freeze of a live session exposes is its window set: read, named, sealed
 sending has to wait for the cut. A whole block well inside a window is a chunk of every cut until
 the window has slid into it, so such blocks are sealed just before the freeze, and what is left of
 the window then is its two ends. Nothing else changes: the chunks are the ones that the cut would
-have given, and one that it does not have is dropped.
+have given, and one that it does not have is dropped. What could not be sealed ahead is sealed when
+it is sent, as everything else is.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class WindowAhead:
 
     def keep(self, specs: Collection[TileSpec]) -> None:
         """Let go of what is not among ``specs``; it can be made again."""
-        self._chunks = {spec: chunk for spec, chunk in self._chunks.items() if spec in specs}
+        kept = frozenset(specs)
+        self._chunks = {spec: chunk for spec, chunk in self._chunks.items() if spec in kept}
 
     def take(self, item: object) -> Chunk | None:
         """The chunk of ``item``, once, if it is held."""

@@ -26,8 +26,8 @@ from .nursery import ROOT, Child, Nursery, execute
 
 NODES = ("a", "b")
 CLIENT = "client"
-#: With the prompts of the campaign: a window that is not full, two that have wrapped, and with two of
-#: the three a block of it that is sealed before the freeze.
+#: With the prompts of the campaign: a window that is not full, two that have wrapped, and with two
+#: of the three a block of it that is sealed before the freeze.
 WINDOW = 512
 LAYERS = 6
 
