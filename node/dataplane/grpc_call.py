@@ -88,6 +88,10 @@ class GrpcCall:
     def __await__(self) -> Generator[Any, None, pb.PushReply]:
         return self._answer().__await__()
 
+    def done(self) -> bool:
+        """Whether the stream has ended, however."""
+        return self._call is not None and bool(self._call.done())
+
     def cancel(self) -> None:
         """End the stream; nothing happens where it has ended."""
         if self._call is not None:

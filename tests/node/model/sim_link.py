@@ -196,6 +196,9 @@ class Stream:
     async def _answer(self):
         return self._decode(await asyncio.shield(self._answered))
 
+    def done(self) -> bool:
+        return self._answered.done()
+
     def cancel(self) -> None:
         if not self._answered.done():
             self._break()
