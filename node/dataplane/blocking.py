@@ -155,6 +155,17 @@ def send(connection: socket.socket, header: bytes, piece: bytes | memoryview) ->
         connection.sendall(memoryview(piece)[sent - len(header) :])
 
 
+def has_ended(connection: socket.socket) -> bool:
+    """Whether a peer that has nothing to say yet has spoken, or ended. Waits for nobody."""
+    # Its thread may close it meanwhile.
+    descriptor = connection.fileno()
+    if descriptor < 0:
+        return True
+    looking = select.poll()
+    looking.register(descriptor, select.POLLIN)
+    return bool(looking.poll(0))
+
+
 def reset_when_closed(connection: socket.socket) -> None:
     """Let closing it end all at the peer, too, where that waits for room to write.
 

@@ -82,13 +82,17 @@ class SocketCall:
         await self._put(piece)
 
     def require_open(self) -> None:
-        """Look whether what was written may yet be sent.
+        """Look whether what was written may yet be sent, and more. Not after the last piece.
 
         Raises:
             PeerUnavailableError: The stream broke, or the target does not read any more.
         """
         if self._answered.done():
             raise self._why()
+        # The target speaks once, when it has everything. The thread hears of an end only when it
+        # sends.
+        if self._connection is not None and blocking.has_ended(self._connection):
+            raise self._broken(ConnectionAbortedError("ended early"))
 
     async def done_writing(self) -> None:
         """Say that this was all."""

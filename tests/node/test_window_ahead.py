@@ -9,11 +9,13 @@ import itertools
 
 import pytest
 from node_support import LAYERS, events, move, prompt, run
+from plane_support import intake_of, offering, redirect, two
 from test_resume import Link, at
 
 from kvpack.layout import LayerKind
 from kvpack.limits import GRID_TOKENS
 from kvpack.snapshot import Tile, TileSpec, cut_tile_specs
+from node.dataplane.options import Plane, plane_message
 from node.errors import NodeBusyError, PeerAnswerError, PeerUnavailableError
 from node.migration import producer as producer_module
 from node.migration.feed import Feed
@@ -353,7 +355,10 @@ class Breaking(Link):
             transport.abort()
 
 
-def test_a_link_that_breaks_while_nothing_is_sent_is_known_before_the_freeze(wide, monkeypatch):
+@pytest.mark.parametrize("plane", [Plane.MTLS, Plane.SOCKET])
+def test_a_link_that_breaks_while_nothing_is_sent_is_known_before_the_freeze(
+    wide, monkeypatch, plane
+):
     """No write fails then; frozen, the session would wait for a new connection."""
     read, note, push, seen = Producer._read_live, Producer._note_state, Feed._push, []
 
@@ -364,8 +369,9 @@ def test_a_link_that_breaks_while_nothing_is_sent_is_known_before_the_freeze(wid
     monkeypatch.setattr(Feed, "_push", pushes)
 
     async def work():
-        async with wide.pair() as (_, giving, target, taking):
-            link = Breaking(target.address)
+        async with two(wide, offering(Plane.SOCKET)) as (_, giving, target, taking):
+            beside = intake_of(target).addresses[Plane.SOCKET]
+            link = Breaking(target.address if plane is Plane.MTLS else beside)
 
             async def breaks(producer, specs):
                 if "broken" not in seen:
@@ -385,11 +391,14 @@ def test_a_link_that_breaks_while_nothing_is_sent_is_known_before_the_freeze(wid
             monkeypatch.setattr(Producer, "_note_state", noted)
             await giving.append(await giving.open("s"), prompt(TOKENS))
             async with link.open() as address:
-                return await moved_and_twin(giving, at(target, address), taking)
+                place = at(target, address) if plane is Plane.MTLS else target
+                redirect(target, Plane.SOCKET, beside if plane is Plane.MTLS else address)
+                wish = {"data_plane": plane_message(plane)}
+                return await moved_and_twin(giving, place, taking, **wish)
 
     result, moved, expected = run(work())
     assert moved == expected and result.continuation_verdict == "exact"
-    assert result.resumed == 1
+    assert (result.resumed, result.data_plane) == (1, plane.value)
     # The stream that broke never came to the freeze: it was noticed within three batches.
     assert seen == ["stream", "broken", "stream", TOKENS - 1]
 
