@@ -65,6 +65,22 @@ class Link:
             await writer.drain()
 
 
+class Breaking(Link):
+    """A link that breaks when it is told to, and heals at once."""
+
+    def __init__(self, target) -> None:
+        super().__init__(target, ())
+        self._open = []
+
+    async def _serve(self, reader, writer):
+        self._open.append(writer.transport)
+        await super()._serve(reader, writer)
+
+    def cut(self) -> None:
+        for transport in self._open:
+            transport.abort()
+
+
 def at(target, address):
     """``target`` behind another address."""
     return dataclasses.replace(target, address=address)

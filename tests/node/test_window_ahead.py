@@ -10,7 +10,7 @@ import itertools
 import pytest
 from node_support import LAYERS, events, move, prompt, run
 from plane_support import intake_of, offering, redirect, two
-from test_resume import Link, at
+from test_resume import Breaking, at
 
 from kvpack.layout import LayerKind
 from kvpack.limits import GRID_TOKENS
@@ -337,22 +337,6 @@ def test_what_cannot_be_sealed_ahead_is_sealed_when_it_is_sent(wide, monkeypatch
     assert moved == expected and (result.continuation_verdict, result.resumed) == ("exact", 0)
     assert failed == [1280] and seals.before == [(1024, 256)]
     assert (1280, 256) in seals.after
-
-
-class Breaking(Link):
-    """A link that breaks when it is told to, and heals at once."""
-
-    def __init__(self, target) -> None:
-        super().__init__(target, ())
-        self._open = []
-
-    async def _serve(self, reader, writer):
-        self._open.append(writer.transport)
-        await super()._serve(reader, writer)
-
-    def cut(self) -> None:
-        for transport in self._open:
-            transport.abort()
 
 
 @pytest.mark.parametrize("plane", [Plane.MTLS, Plane.SOCKET])
